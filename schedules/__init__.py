@@ -1,0 +1,5 @@
+"""TensorIR schedules and intrinsics, one file per operator family and target. Importing registers them."""
+
+from tvmx_schedules import cpu
+
+__all__ = ["cpu"]

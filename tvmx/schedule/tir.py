@@ -1,0 +1,13 @@
+"""Small helpers over TensorIR that TVM's Python API lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def walk(node: Any, node_type: type, visit: Callable[[Any], None]) -> None:
+    """Call `visit` on every `node_type` node below `node`, in program order."""
+    import tvm_ffi
+
+    tvm_ffi.structural_walk(node, [(node_type, visit)])
