@@ -29,11 +29,7 @@ def _outer_frames(frame: FrameType | None, context: int = 1) -> list[inspect.Fra
         if context and len(frames) < _CONTEXT_FRAMES and not filename.startswith("<frozen"):
             text = linecache.getline(filename, line)
             code = [text] if text else None
-        frames.append(
-            inspect.FrameInfo(
-                frame, filename, line, frame.f_code.co_name, code, 0 if code else None
-            )
-        )
+        frames.append(inspect.FrameInfo(frame, filename, line, frame.f_code.co_name, code, 0 if code else None))
         frame = frame.f_back
     return frames
 

@@ -17,10 +17,6 @@ class Dim:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ConfigError(
-                f"Dim({self.name!r}): a symbolic dim needs a name like 'N' or 'seq_len'"
-            )
+            raise ConfigError(f"Dim({self.name!r}): a symbolic dim needs a name like 'N' or 'seq_len'")
         if self.min < 0 or (self.max is not None and self.max < self.min):
-            raise ConfigError(
-                f"Dim({self.name!r}, {self.min}, {self.max}): the range must hold 0 <= min <= max"
-            )
+            raise ConfigError(f"Dim({self.name!r}, {self.min}, {self.max}): the range must hold 0 <= min <= max")

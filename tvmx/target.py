@@ -100,13 +100,9 @@ PRESETS: dict[str, Target] = {
     "x86_64-sse": Target("x86_64-sse", features=_SSE),
     "x86_64-avx2": Target("x86_64-avx2", features=_AVX2),
     "x86_64-avx512": Target("x86_64-avx512", features=_AVX512, l2_bytes=MIB),
-    "x86_64-avx512-vnni": Target(
-        "x86_64-avx512-vnni", features=_AVX512 | {"avx512_vnni"}, l2_bytes=MIB
-    ),
+    "x86_64-avx512-vnni": Target("x86_64-avx512-vnni", features=_AVX512 | {"avx512_vnni"}, l2_bytes=MIB),
     "aarch64-neon": Target("aarch64-neon", arch="aarch64", features=frozenset({"asimd"})),
-    "aarch64-dotprod": Target(
-        "aarch64-dotprod", arch="aarch64", features=frozenset({"asimd", "asimddp"})
-    ),
+    "aarch64-dotprod": Target("aarch64-dotprod", arch="aarch64", features=frozenset({"asimd", "asimddp"})),
 }
 
 
@@ -123,18 +119,14 @@ def resolve(target: str | Target, threads: int | None = None) -> Target:
         elif target in PRESETS:
             target = PRESETS[target]
         else:
-            raise ConfigError(
-                f"unknown target {target!r}; use 'native' or one of {sorted(PRESETS)}"
-            )
+            raise ConfigError(f"unknown target {target!r}; use 'native' or one of {sorted(PRESETS)}")
     return target if threads is None else dataclasses.replace(target, threads=threads)
 
 
 @functools.cache
 def detect_host() -> Target:
     """The machine this runs on, from /proc/cpuinfo and sysfs."""
-    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(
-        platform.machine().lower(), platform.machine().lower()
-    )
+    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     sizes = _cache_sizes()
     return Target(
         name="native",

@@ -1,0 +1,98 @@
+"""The phases of IR passes, in order. Read this first: it is the map of the compiler's middle.
+
+Each phase is a function from a Target to a list of passes. A mode filters phases; it never reorders them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tvmx.passes.legalize import legalizers
+from tvmx.target import Target
+
+Pass = Any  # tvm.transform.Pass
+Phase = Callable[[Target], list[Pass]]
+
+
+def canonicalize(target: Target) -> list[Pass]:
+    """Constants folded, dead and duplicate code removed, inference forms of training operators."""
+    from tvm import relax
+
+    return [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.FoldConstant(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.EliminateCommonSubexpr(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def layout(target: Target) -> list[Pass]:
+    """NHWC activations: channels are the vector dimension of every kernel, whatever their count."""
+    from tvm import relax
+
+    return [
+        relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]}),
+        relax.transform.Normalize(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.FoldConstant(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def lower(target: Target) -> list[Pass]:
+    """Operators become TensorIR; weights are packed now, since packing a constant is constant folding."""
+    from tvm import relax
+
+    return [
+        relax.transform.LegalizeOps(legalizers(target)),
+        # Right here: FuseOps would merge reshapes into their neighbours and turn views into copies.
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def fuse(target: Target) -> list[Pass]:
+    """Vertical fusion: elementwise epilogues join the kernel that makes their input."""
+    from tvm import relax
+
+    return [
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+PHASES: tuple[Phase, ...] = (canonicalize, layout, lower, fuse)
+
+
+def run_phases(mod: Any, target: Target, dump_dir: Path | None = None) -> Any:
+    """Run every phase on a Relax IRModule; with `dump_dir`, write `NN_phase.py` after each."""
+    for index, (name, after) in enumerate(iterate_phases(mod, target)):
+        mod = after
+        if dump_dir is not None:
+            dump_ir(mod, dump_dir / f"{index + 1:02}_{name}.py")
+    return mod
+
+
+def iterate_phases(mod: Any, target: Target) -> Iterator[tuple[str, Any]]:
+    """Yield (phase name, module after it)."""
+    import tvm
+
+    with target.tvm(), tvm.transform.PassContext(opt_level=3):
+        for phase in PHASES:
+            mod = tvm.transform.Sequential(phase(target))(mod)
+            yield phase.__name__, mod
+
+
+def dump_ir(mod: Any, path: Path) -> None:
+    """Write a module as TVMScript, constants left out, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(mod.script(show_meta=False))
+    os.replace(temporary, path)
