@@ -1,0 +1,98 @@
+"""Planning problems as CSV, the format of google/minimalloc, with optional columns of ours.
+
+Columns `id,lower,upper,size` are required, in any order; `upper` is exclusive. Optional:
+`alignment` (1 without the column), `offset` (pinned; empty when not), `alias_of`, `alias_offset`,
+`alias`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvmx.errors import PlanError
+from tvmx.memory.problem import VIEW, Buffer
+
+REQUIRED = ("id", "lower", "upper", "size")
+OPTIONAL = ("alignment", "offset", "alias_of", "alias_offset", "alias")
+
+
+def read_csv(path: Path) -> list[Buffer]:
+    """Buffers of a CSV file. Raises PlanError naming file and line for anything malformed."""
+    try:
+        with path.open(newline="", encoding="utf-8") as f:
+            rows = list(csv.reader(f))
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise PlanError(f"{path}: cannot be read as CSV: {e}") from e
+    if not rows:
+        raise PlanError(f"{path}: is empty; the first line must be {','.join(REQUIRED)}")
+    header = [name.strip() for name in rows[0]]
+    missing = [name for name in REQUIRED if name not in header]
+    unknown = [name for name in header if name not in REQUIRED + OPTIONAL]
+    if missing or unknown or len(set(header)) != len(header):
+        raise PlanError(
+            f"{path}:1: header {','.join(header)!r}: needs {','.join(REQUIRED)} once each"
+            f" and may have {','.join(OPTIONAL)}"
+        )
+    buffers = []
+    for line, row in enumerate(rows[1:], start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise PlanError(f"{path}:{line}: {len(row)} fields, the header has {len(header)}")
+        cells = dict(zip(header, row))
+        try:
+            buffers.append(_buffer(cells))
+        except (ValueError, PlanError) as e:
+            raise PlanError(f"{path}:{line}: {e}") from e
+    return buffers
+
+
+def _buffer(cells: dict[str, str]) -> Buffer:
+    offset = cells.get("offset", "").strip()
+    return Buffer(
+        cells["id"].strip(),
+        (int(cells["lower"]), int(cells["upper"])),
+        int(cells["size"]),
+        int(cells.get("alignment") or 1),
+        int(offset) if offset else None,
+        cells.get("alias_of", "").strip() or None,
+        int(cells.get("alias_offset") or 0),
+        cells.get("alias", "").strip() or VIEW,
+    )
+
+
+def write_csv(buffers: Sequence[Buffer], path: Path) -> None:
+    """Write atomically; `read_csv` gives the same buffers back."""
+    columns = list(REQUIRED)
+    if any(b.alignment != 1 for b in buffers):
+        columns.append("alignment")
+    if any(b.offset is not None for b in buffers):
+        columns.append("offset")
+    if any(b.alias_of is not None for b in buffers):
+        columns += ["alias_of", "alias_offset", "alias"]
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(fd, "w", newline="", encoding="utf-8") as f:
+            writer = csv.writer(f, lineterminator="\n")
+            writer.writerow(columns)
+            for b in buffers:
+                cells = {
+                    "id": b.id,
+                    "lower": b.start,
+                    "upper": b.end,
+                    "size": b.size,
+                    "alignment": b.alignment,
+                    "offset": "" if b.offset is None else b.offset,
+                    "alias_of": b.alias_of or "",
+                    "alias_offset": b.alias_offset,
+                    "alias": b.alias,
+                }
+                writer.writerow([cells[c] for c in columns])
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,107 @@
+"""`plan`: one problem, one named planner, a validated solution."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tvmx.errors import PlanError
+from tvmx.memory.blocks import Blocks, Ints, lower_bound, merge
+from tvmx.memory.greedy import plan_greedy, plan_none
+from tvmx.memory.problem import Problem, Solution
+from tvmx.memory.validate import validate
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When to stop: at `target` bytes (the capacity or the lower bound), or out of `budget_s`."""
+
+    target: int
+    budget_s: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Offsets per block and how they came about."""
+
+    offsets: Ints
+    planner: str
+    truncated: bool = False
+    engine: str = "python"
+    steps: int = 0
+
+
+class Planner(Protocol):
+    def __call__(self, blocks: Blocks, goal: Goal) -> Outcome: ...
+
+
+def _heuristic(name: str, place: Callable[[Blocks], Ints]) -> Planner:
+    def planner(blocks: Blocks, goal: Goal) -> Outcome:
+        return Outcome(place(blocks), name)
+
+    return planner
+
+
+HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {"greedy": plan_greedy}
+
+
+def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
+    """The lowest plan of all heuristics, then of the search, until the target is reached."""
+    best: Outcome | None = None
+    for name, place in HEURISTICS.items():
+        found = Outcome(place(blocks), name)
+        if best is None or blocks.height(found.offsets) < blocks.height(best.offsets):
+            best = found
+        if blocks.height(best.offsets) <= goal.target:
+            break
+    assert best is not None
+    return best
+
+
+PLANNERS: dict[str, Planner] = {
+    "none": _heuristic("none", plan_none),
+    **{name: _heuristic(name, place) for name, place in HEURISTICS.items()},
+    "best": plan_best,
+}
+
+
+def plan(
+    problem: Problem,
+    budget_s: float = 2.0,
+    planner: str = "best",
+    seed: int = 0,
+    capacity: int | None = None,
+) -> Solution:
+    """Place the buffers of `problem` in one arena.
+
+    Stops at `capacity` bytes when given, else at the lower bound; otherwise the search ends after
+    the number of steps that `budget_s` seconds buy, so that a seed gives the same plan on any
+    machine. A plan may be higher than `capacity` when none was found below: compare
+    `Solution.height`.
+
+    Raises PlanError for an unknown planner or a problem whose pins or aliases contradict.
+    """
+    if planner not in PLANNERS:
+        raise PlanError(f"planner {planner!r} is unknown; choose one of {', '.join(PLANNERS)}")
+    if budget_s < 0:
+        raise PlanError(f"budget_s={budget_s} must be >= 0")
+    begin = time.perf_counter()
+    blocks = merge(problem)
+    bound = lower_bound(blocks)
+    goal = Goal(bound if capacity is None else max(bound, capacity), budget_s, seed)
+    outcome = PLANNERS[planner](blocks, goal)
+    solution = Solution(
+        offsets=blocks.expand(outcome.offsets),
+        height=blocks.height(outcome.offsets),
+        lower_bound=bound,
+        planner=outcome.planner,
+        seconds=time.perf_counter() - begin,
+        truncated=outcome.truncated,
+        engine=outcome.engine,
+        steps=outcome.steps,
+    )
+    validate(problem, solution)
+    return solution
