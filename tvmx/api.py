@@ -1,0 +1,243 @@
+"""The public functions: each composes the stages in the order of the data flow; nothing else knows that order.
+
+frontend → passes → (tune) → graph → memory → executor
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmx.config import CompileConfig, Shapes, TuneConfig
+from tvmx.errors import ConfigError
+from tvmx.frontend import Model
+from tvmx.frontend import import_onnx as _import_onnx
+from tvmx.target import Target, resolve
+
+log = logging.getLogger(__name__)
+
+ModelLike = Any  # str | Path | bytes | onnx.ModelProto | Model
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """What `compile` made. `graph` and `plan` are None for a model that runs through the Relax VM."""
+
+    path: Path
+    graph: Any  # tvmx.graph.Graph | None
+    plan: Any  # tvmx.memory.Solution | None
+    report: dict[str, Any]  # seconds per stage, kernels by rule, arena, reason for the VM
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model after every pass: fused, unscheduled kernels, and the program as data when it is a straight line."""
+
+    model: Model
+    target: Target
+    mod: Any  # tvm.IRModule
+    graph: Any  # tvmx.graph.Graph | None
+    vm_reason: str | None
+
+
+def import_onnx(
+    model: ModelLike,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Model:
+    """Load, check and convert an ONNX model to Relax.
+
+    `model` is a path, the bytes of a model, or a ModelProto. `shapes` fixes or names input dimensions:
+    `{"x": ("N", 3, 224, 224)}`; `constants` binds inputs (axes, pads, a target shape) at compile time.
+    Raises ModelError naming the node, its operator and what to do.
+    """
+    if isinstance(model, Model):
+        if shapes or constants:
+            raise ConfigError("this model is imported already; give shapes and constants to import_onnx instead")
+        return model
+    return _import_onnx(model, shapes=shapes, constants=constants)
+
+
+def lower(model: Model, target: Target, dump_ir: str | Path | None = None) -> Lowered:
+    """Run every IR pass and extract the straight-line program, or say why there is none."""
+    from tvmx.graph import NotStraightLine, from_relax
+    from tvmx.pipeline import run_phases
+
+    mod = run_phases(model.mod, target, Path(dump_ir) if dump_ir else None)
+    try:
+        graph = from_relax(mod, [t.name for t in model.inputs], [t.name for t in model.outputs], name=model.name)
+    except NotStraightLine as reason:
+        log.warning("%s runs through the Relax VM: %s", model.name, reason)
+        return Lowered(model, target, mod, None, str(reason))
+    return Lowered(model, target, mod, graph, None)
+
+
+def compile(
+    model: ModelLike,
+    output: str | Path,
+    target: str | Target = "native",
+    log: str | Path | None = None,
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    entries: Mapping[str, Shapes] | None = None,
+    config: CompileConfig | None = None,
+) -> CompileResult:
+    """Compile a model into one `.so`, with the tuned schedules that `log` (or the shipped logs) holds.
+
+    `entries` compiles the model once per name with those shapes into one `.so` that shares parameters.
+    `config` holds the remaining options; `target`, `log` and `threads` given here win over it.
+    Raises ModelError, ConfigError or CompileError. The output is replaced only when the new one is whole.
+    """
+    from tvmx.executor import EntryProgram, build_artifact
+    from tvmx.tune.apply import apply_schedules, open_logs
+
+    config = config or CompileConfig()
+    # the arguments win over the config where given
+    chosen = resolve(target if target != "native" else config.target, threads or config.threads)
+    log_path = str(log) if log is not None else config.log
+    if entries and isinstance(model, Model):
+        raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
+
+    clock = _Clock()
+    lowered: dict[str, Lowered] = {}
+    for entry, entry_shapes in (entries or {"main": shapes}).items():
+        imported = import_onnx(model, entry_shapes, constants)
+        clock("import")
+        lowered[entry] = lower(imported, chosen, _dump_dir(config.dump_ir, entry, entries))
+        clock("passes")
+
+    logs = open_logs(log_path, shipped=config.use_shipped_logs)
+    programs = []
+    for entry, low in lowered.items():
+        scheduled, rules = apply_schedules(low.mod, chosen, logs)
+        programs.append(EntryProgram(entry, low.model, low.graph, scheduled, rules, low.vm_reason))
+    clock("schedules")
+    built = build_artifact(
+        programs,
+        chosen,
+        Path(output),
+        planner=config.planner,
+        planner_budget_s=config.planner_budget_s,
+    )
+    clock("build")
+    first = programs[0]
+    return CompileResult(
+        path=built.path,
+        graph=first.graph,
+        plan=built.plan,
+        report={"seconds": clock.seconds, "vm_reason": first.vm_reason, **built.report},
+    )
+
+
+def tune(
+    model: ModelLike,
+    target: str | Target = "native",
+    log: str | Path | None = None,
+    max_trials: int | None = None,
+    time_budget_s: float | None = None,
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    config: TuneConfig | None = None,
+    on_progress: Callable[[Any], None] | None = None,
+) -> Any:
+    """Search better schedules for a model's kernels and append what is measured to `log` at once.
+
+    Returns a `tvmx.tune.TuneReport`. Ctrl-C ends the session with every result kept; a rerun goes on.
+    Raises ModelError, ConfigError or TuneError.
+    """
+    from tvmx.tune import extract_tasks
+    from tvmx.tune import tune as tune_tasks
+
+    given = {"max_trials": max_trials, "time_budget_s": time_budget_s, "threads": threads}
+    config = dataclasses.replace(config or TuneConfig(), **{k: v for k, v in given.items() if v is not None})
+    if log is not None:
+        config = dataclasses.replace(config, log=str(log))
+    chosen = resolve(target if target != "native" else config.target, config.threads)
+    lowered = lower(import_onnx(model, shapes, constants), chosen)
+    return tune_tasks(
+        extract_tasks(lowered.mod),
+        chosen,
+        log=config.log,
+        max_trials=config.max_trials,
+        time_budget_s=config.time_budget_s,
+        seed=config.seed,
+        on_progress=on_progress,
+    )
+
+
+def verify(
+    model: ModelLike,
+    target: str | Target = "native",
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> Sequence[Any]:
+    """Run the program after every pass against the model as imported; returns a `PassCheck` each.
+
+    `inputs` default to random values. Raises ModelError or ConfigError.
+    """
+    from tvmx.debug.verify import verify_per_pass
+
+    imported = import_onnx(model, shapes, constants)
+    arrays = dict(inputs) if inputs is not None else random_inputs(imported)
+    return verify_per_pass(imported, resolve(target, threads), arrays)
+
+
+def random_inputs(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
+    """One array per input of a Model or GraphExecutor: standard normal floats, small non-negative integers.
+
+    A symbolic dimension takes the value 1 times its name's lower bound where one is known, else 1.
+    """
+    rng = np.random.default_rng(seed)
+    bounds = getattr(model, "bounds", {}) or {}
+    arrays = {}
+    for info in model.inputs:
+        shape = tuple(d if isinstance(d, int) else max(1, _low(bounds, d)) for d in info.shape)
+        arrays[info.name] = _random_array(rng, shape, info.dtype)
+    return arrays
+
+
+def _low(bounds: Mapping[str, Any], name: str) -> int:
+    bound = bounds.get(name)
+    return int(getattr(bound, "min", 1)) if bound is not None else 1
+
+
+def _random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.startswith(("int", "uint")):
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _dump_dir(dump_ir: str | None, entry: str, entries: object) -> Path | None:
+    if dump_ir is None:
+        return None
+    return Path(dump_ir) / entry if entries else Path(dump_ir)
+
+
+class _Clock:
+    """Seconds per stage: each call charges the time since the last one to its name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + now - self._last, 3)
+        self._last = now
