@@ -1,0 +1,330 @@
+"""Command line: parse → dataclass → the function that the Python API calls. Imports only what a subcommand needs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmx.errors import ConfigError, TvmxError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmx.config import Shapes
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status (0 good, 1 the user's mistake, 130 interrupted)."""
+    arguments = _parser().parse_args(argv)
+    import logging
+
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="tvmx: %(message)s")
+    try:
+        return int(arguments.function(arguments) or 0)
+    except TvmxError as error:
+        if arguments.json:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        print(f"tvmx: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tvmx: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tvmx", description="ONNX model in, one tuned .so out.")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(function=function)
+        sub.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+        sub.add_argument("-v", "--verbose", action="store_true", help="log what the stages do")
+        return sub
+
+    sub = command("compile", _compile, "compile an ONNX model into one .so")
+    _model_arguments(sub)
+    sub.add_argument("-o", "--output", required=True, help="the .so to write")
+    sub.add_argument("--log", help="tuning log folder (default: the logs that ship with tvmx)")
+    sub.add_argument("--dump-ir", metavar="DIR", help="write the IR after each phase into DIR")
+    sub.add_argument("--planner", help="memory planner (see `tvmx memory compare`)")
+
+    sub = command("tune", _tune, "search faster schedules for a model's kernels and log them")
+    _model_arguments(sub)
+    sub.add_argument("--log", help="tuning log folder, made if absent")
+    sub.add_argument("--max-trials", type=int, help="candidates to measure in all")
+    sub.add_argument("--time-budget-s", type=float, help="seconds to spend")
+
+    sub = command("run", _run, "run a .so on .npy/.npz inputs (random where none is given)")
+    _artifact_arguments(sub)
+    sub.add_argument("-o", "--output", metavar="FILE.npz", help="write the outputs")
+
+    sub = command("bench", _bench, "time a .so")
+    _artifact_arguments(sub)
+    sub.add_argument("--repeat", type=int, default=50)
+    sub.add_argument("--profile", action="store_true", help="time, bytes and FLOPs per kernel")
+    sub.add_argument("--trace", metavar="FILE.json", help="write the profile as a Chrome trace")
+
+    sub = command("inspect", _inspect, "show operators, kernels, memory plan and constants of a .so")
+    sub.add_argument("artifact")
+    sub.add_argument("--memory", metavar="FILE.svg", help="draw the memory plan")
+
+    sub = command("verify", _verify, "run the program after each pass against the model as imported")
+    _model_arguments(sub)
+    sub.add_argument("--per-pass", action="store_true", help="list every pass, not only the first that breaks")
+    sub.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy")
+
+    sub = command("log", _log, "look into, merge, prune or convert tuning logs")
+    sub.add_argument("action", choices=["show", "best", "merge", "prune", "export", "import"])
+    sub.add_argument("folders", nargs="+", help="log folder(s); merge: sources then destination")
+
+    sub = command("memory", _memory, "plan a memory problem (CSV) or compare planners on it")
+    sub.add_argument("action", choices=["plan", "compare"])
+    sub.add_argument("problem", help="a CSV problem (id,lower,upper,size) or a compiled .so")
+    sub.add_argument("--capacity", type=int)
+    sub.add_argument("--budget-s", type=float, default=2.0)
+    sub.add_argument("--planner", default="best")
+    sub.add_argument("-o", "--output", metavar="FILE.csv", help="write the offsets")
+    return parser
+
+
+def _version() -> str:
+    from tvmx import __version__
+
+    return f"tvmx {__version__}"
+
+
+def _model_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", help="the .onnx file")
+    sub.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=DIMS",
+        help="an input's shape: x=1,3,224,224, x=N,3,224,224 or x=N:1..8,3,224,224",
+    )
+    sub.add_argument(
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="bind an input at compile time: a number, a,b,c or a .npy file",
+    )
+    sub.add_argument("--target", default="native", help="'native' or a preset such as x86_64-avx2")
+    sub.add_argument("--threads", type=int, help="threads that kernels are made for (default: all cores)")
+    sub.add_argument("--config", metavar="FILE.toml", help="options from a TOML file; flags win over it")
+
+
+def _artifact_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("artifact", help="the .so file")
+    sub.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input, or one .npz")
+    sub.add_argument("--threads", type=int)
+    sub.add_argument("--entry", help="entry point, when there are several")
+
+
+def _shapes(arguments: argparse.Namespace) -> Shapes | None:
+    from tvmx.config import parse_shape
+
+    return dict(parse_shape(text) for text in arguments.shape) or None
+
+
+def _constants(arguments: argparse.Namespace) -> dict[str, np.ndarray] | None:
+    import numpy as np
+
+    found: dict[str, np.ndarray] = {}
+    for text in arguments.constant:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--constant {text!r}: write it as NAME=VALUE")
+        if value.endswith(".npy"):
+            found[name] = _load_array(value)
+            continue
+        try:
+            numbers = [float(v) if any(c in v for c in ".einf") else int(v) for v in value.split(",")]
+        except ValueError:
+            raise ConfigError(f"--constant {text!r}: {value!r} is neither numbers nor a .npy file") from None
+        found[name] = np.array(numbers if "," in value else numbers[0])
+    return found or None
+
+
+def _load_array(path: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def _inputs(specs: list[str]) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for spec in specs:
+        name, equals, path = spec.partition("=")
+        if not equals and spec.endswith(".npz"):
+            arrays.update(_load_array(spec))
+        elif equals:
+            arrays[name] = _load_array(path)
+        else:
+            raise ConfigError(f"--input {spec!r}: write NAME=FILE.npy, or give one FILE.npz")
+    return arrays
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    from tvmx import api
+    from tvmx.config import CompileConfig, load_toml
+
+    config = load_toml(CompileConfig, arguments.config, "compile") if arguments.config else CompileConfig()
+    flags = {"dump_ir": arguments.dump_ir, "planner": arguments.planner}
+    config = dataclasses.replace(config, **{k: v for k, v in flags.items() if v is not None})
+    result = api.compile(
+        arguments.model,
+        arguments.output,
+        target=arguments.target,
+        log=arguments.log,
+        threads=arguments.threads,
+        shapes=_shapes(arguments),
+        constants=_constants(arguments),
+        config=config,
+    )
+    if arguments.json:
+        print(json.dumps({"path": str(result.path), **result.report}))
+        return
+    seconds = result.report["seconds"]
+    print(f"{result.path}: {result.path.stat().st_size / 1e6:.1f} MB in {sum(seconds.values()):.1f} s")
+    for key, value in result.report.items():
+        print(f"  {key}: {value}")
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from tvmx import api
+    from tvmx.config import TuneConfig, load_toml
+
+    config = load_toml(TuneConfig, arguments.config, "tune") if arguments.config else TuneConfig()
+    report = api.tune(
+        arguments.model,
+        target=arguments.target,
+        log=arguments.log,
+        max_trials=arguments.max_trials,
+        time_budget_s=arguments.time_budget_s,
+        threads=arguments.threads,
+        shapes=_shapes(arguments),
+        constants=_constants(arguments),
+        config=config,
+    )
+    print(json.dumps(report.to_json()) if arguments.json else report)
+    return 130 if report.interrupted else 0
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Any, dict[str, np.ndarray]]:
+    from tvmx.runtime import GraphExecutor
+
+    executor = GraphExecutor(arguments.artifact, threads=arguments.threads, entry=arguments.entry)
+    given = _inputs(arguments.input)
+    if len(given) < len(executor.inputs):
+        from tvmx.api import random_inputs
+
+        given = {**random_inputs(executor), **given}
+    return executor, given
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    executor, inputs = _open(arguments)
+    with executor:
+        outputs = executor(inputs)
+    if arguments.output:
+        from tvmx.report.files import atomic_write
+
+        with atomic_write(Path(arguments.output)) as file:
+            np.savez(file, **outputs)
+    summary = {
+        name: {"shape": list(a.shape), "dtype": str(a.dtype), "first": np.ravel(a)[:6].astype(float).tolist()}
+        for name, a in outputs.items()
+    }
+    if arguments.json:
+        print(json.dumps(summary))
+        return
+    for name, info in summary.items():
+        print(f"{name}: {info['dtype']}{info['shape']} {info['first']}")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    executor, inputs = _open(arguments)
+    with executor:
+        for name, array in inputs.items():
+            executor.set_input(name, array)
+        if arguments.profile or arguments.trace:
+            profile = executor.profile()
+            if arguments.trace:
+                profile.save_chrome_trace(arguments.trace)
+            print(json.dumps(profile.to_json()) if arguments.json else profile)
+            return
+        result = executor.benchmark(repeat=arguments.repeat)
+    print(json.dumps(dataclasses.asdict(result)) if arguments.json else result)
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    from tvmx.report.inspect import describe, draw_memory
+
+    if arguments.memory:
+        draw_memory(arguments.artifact, arguments.memory)
+    description = describe(arguments.artifact)
+    print(json.dumps(description.to_json()) if arguments.json else description)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from tvmx import api
+
+    checks = api.verify(
+        arguments.model,
+        target=arguments.target,
+        threads=arguments.threads,
+        shapes=_shapes(arguments),
+        constants=_constants(arguments),
+        inputs=_inputs(arguments.input) or None,
+    )
+    failed = [c for c in checks if not c.ok]
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(c) for c in checks]))
+    else:
+        for check in checks if arguments.per_pass else failed[:1]:
+            print(check)
+        print(f"{len(checks) - len(failed)} of {len(checks)} passes keep the program's outputs")
+    return 1 if failed else 0
+
+
+def _log(arguments: argparse.Namespace) -> None:
+    from tvmx.tune.log_tools import run_action
+
+    report = run_action(arguments.action, [Path(f) for f in arguments.folders])
+    print(json.dumps(report) if arguments.json else "\n".join(f"{k}: {v}" for k, v in report.items()))
+
+
+def _memory(arguments: argparse.Namespace) -> None:
+    from tvmx.memory import compare, plan
+    from tvmx.report.memory_table import load_problem, table
+
+    problem = load_problem(arguments.problem)
+    if arguments.action == "compare":
+        solutions = compare(problem)
+    else:
+        options = {"planner": arguments.planner, "capacity": arguments.capacity}
+        solutions = [plan(problem, budget_s=arguments.budget_s, **options)]
+    if arguments.output:
+        problem.to_csv(arguments.output, solutions[0])
+    if arguments.json:
+        print(json.dumps([s.to_json() for s in solutions]))
+    else:
+        print(table(solutions))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
