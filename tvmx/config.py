@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from tvmx.errors import ConfigError
 
 
-
 @dataclass(frozen=True)
 class Dim:
     """A named symbolic dimension with an inclusive range; `max=None` means no upper bound."""

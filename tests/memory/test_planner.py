@@ -65,9 +65,7 @@ def test_aliases_share_and_keep_their_storage(planner):
 
 
 def test_contradicting_pins_in_one_storage_are_refused():
-    problem = Problem(
-        [Buffer("a", (0, 1), 64, offset=0), Buffer("b", (0, 1), 64, offset=64, alias_of="a")]
-    )
+    problem = Problem([Buffer("a", (0, 1), 64, offset=0), Buffer("b", (0, 1), 64, offset=64, alias_of="a")])
     with pytest.raises(PlanError, match="'b' pinned to 64 contradicts 'a'"):
         plan(problem)
 
@@ -90,10 +88,7 @@ def test_lower_bound_counts_alignment():
 
 
 def test_lower_bound_of_the_minimalloc_set():
-    bounds = {
-        n: plan(Problem.from_csv(DATA / f"{n}.1048576.csv"), planner="none").lower_bound
-        for n in "ABCDEF"
-    }
+    bounds = {n: plan(Problem.from_csv(DATA / f"{n}.1048576.csv"), planner="none").lower_bound for n in "ABCDEF"}
     assert bounds["A"] <= 1048576
     assert bounds["C"] < 1048576
     assert bounds["D"] < 1048576

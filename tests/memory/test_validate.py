@@ -18,9 +18,7 @@ def test_right_plan_is_accepted():
 
 
 def test_half_open_lifespans_may_share_bytes():
-    validate(
-        Problem([Buffer("a", (0, 2), 64), Buffer("b", (2, 3), 64)]), claim({"a": 0, "b": 0}, 64)
-    )
+    validate(Problem([Buffer("a", (0, 2), 64), Buffer("b", (2, 3), 64)]), claim({"a": 0, "b": 0}, 64))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +40,7 @@ def test_wrong_plans_are_refused(offsets, height, bound, says):
 
 
 def test_overlap_with_a_long_lived_buffer_far_back_in_time_is_seen():
-    problem = Problem(
-        [Buffer("long", (0, 100), 640)] + [Buffer(f"s{i}", (i, i + 1), 64) for i in range(1, 99)]
-    )
+    problem = Problem([Buffer("long", (0, 100), 640)] + [Buffer(f"s{i}", (i, i + 1), 64) for i in range(1, 99)])
     offsets = {"long": 64, **{f"s{i}": 0 for i in range(1, 99)}}
     validate(problem, claim(offsets, 704))
     with pytest.raises(PlanError, match="'s98'"):
@@ -59,9 +55,7 @@ def test_moved_pin_is_refused():
 
 
 def test_alias_away_from_its_parent_is_refused():
-    problem = Problem(
-        [Buffer("a", (0, 2), 128), Buffer("v", (1, 3), 64, alias_of="a", alias_offset=64)]
-    )
+    problem = Problem([Buffer("a", (0, 2), 128), Buffer("v", (1, 3), 64, alias_of="a", alias_offset=64)])
     validate(problem, claim({"a": 0, "v": 64}, 128))
     with pytest.raises(PlanError, match="'v' at 128 shares 'a'"):
         validate(problem, claim({"a": 0, "v": 128}, 192))
@@ -81,9 +75,7 @@ def test_storage_read_through_a_view_after_its_parent_died_stays_alive():
 
 
 def inplace(x_end, *more):
-    return Problem(
-        [Buffer("x", (0, x_end), 64), Buffer("y", (1, 4), 64, alias_of="x", alias="inplace"), *more]
-    )
+    return Problem([Buffer("x", (0, x_end), 64), Buffer("y", (1, 4), 64, alias_of="x", alias="inplace"), *more])
 
 
 def test_inplace_at_the_last_use_is_accepted():

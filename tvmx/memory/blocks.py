@@ -99,9 +99,7 @@ def merge(problem: Problem) -> Blocks:
         raise PlanError("the sizes and alignments of the problem add up to more than 2**60 bytes")
     for k, p in enumerate(pinned):
         if p > 0 and p % align[k]:
-            raise PlanError(
-                f"the block of {pinned_by[k]!r}, pinned to {p}, needs an alignment of {align[k]}"
-            )
+            raise PlanError(f"the block of {pinned_by[k]!r}, pinned to {p}, needs an alignment of {align[k]}")
     return _compact(start, end, size, align, pinned, members)
 
 
@@ -117,13 +115,8 @@ def _compact(
     if 0 in size:
         keep = [k for k, s in enumerate(size) if s]
         new = {k: i for i, k in enumerate(keep)}
-        members = {
-            id: (new[k], at) if k in new else (-1, at + max(pinned[k], 0))
-            for id, (k, at) in members.items()
-        }
-        start, end, size, align, pinned = (
-            [v[k] for k in keep] for v in (start, end, size, align, pinned)
-        )
+        members = {id: (new[k], at) if k in new else (-1, at + max(pinned[k], 0)) for id, (k, at) in members.items()}
+        start, end, size, align, pinned = ([v[k] for k in keep] for v in (start, end, size, align, pinned))
     columns = [np.array(v, dtype=np.int64) for v in (start, end, size, align, pinned)]
     return Blocks(columns[0], columns[1], columns[2], columns[3], columns[4], members)
 

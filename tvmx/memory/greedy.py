@@ -11,9 +11,7 @@ def plan_none(blocks: Blocks) -> Ints:
     """Each block gets bytes of its own above the pinned ones: the baseline of every comparison."""
     offsets = np.where(blocks.pinned >= 0, blocks.pinned, 0)
     top = int(np.where(blocks.pinned >= 0, blocks.pinned + blocks.size, 0).max(initial=0))
-    for k, (size, align, pin) in enumerate(
-        zip(blocks.size.tolist(), blocks.align.tolist(), blocks.pinned.tolist())
-    ):
+    for k, (size, align, pin) in enumerate(zip(blocks.size.tolist(), blocks.align.tolist(), blocks.pinned.tolist())):
         if pin < 0:
             offsets[k] = -(-top // align) * align
             top = int(offsets[k]) + size

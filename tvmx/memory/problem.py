@@ -48,16 +48,11 @@ class Buffer:
     def __post_init__(self) -> None:
         start, end = self.lifespan
         if start >= end:
-            raise PlanError(
-                f"buffer {self.id!r}: lifespan [{start}, {end}) is empty; "
-                "give (first use, last use + 1)"
-            )
+            raise PlanError(f"buffer {self.id!r}: lifespan [{start}, {end}) is empty; give (first use, last use + 1)")
         if not 0 <= self.size <= MAX_BYTES:
             raise PlanError(f"buffer {self.id!r}: size {self.size} is not in [0, 2**60] bytes")
         if not 1 <= self.alignment <= MAX_BYTES:
-            raise PlanError(
-                f"buffer {self.id!r}: alignment {self.alignment} must be at least 1 byte"
-            )
+            raise PlanError(f"buffer {self.id!r}: alignment {self.alignment} must be at least 1 byte")
         if self.offset is not None:
             if not 0 <= self.offset <= MAX_BYTES:
                 raise PlanError(f"buffer {self.id!r}: pinned offset {self.offset} is out of range")
@@ -69,10 +64,7 @@ class Buffer:
         if self.alias not in (VIEW, INPLACE):
             raise PlanError(f"buffer {self.id!r}: alias {self.alias!r} is not 'view' or 'inplace'")
         if self.alias_offset < 0 or (self.alias_of is None and self.alias_offset):
-            raise PlanError(
-                f"buffer {self.id!r}: alias_offset {self.alias_offset} needs alias_of and must be"
-                " >= 0"
-            )
+            raise PlanError(f"buffer {self.id!r}: alias_offset {self.alias_offset} needs alias_of and must be >= 0")
 
     @property
     def start(self) -> int:
@@ -105,9 +97,7 @@ class Problem:
     def _check_alias(self, b: Buffer) -> None:
         assert b.alias_of is not None
         if b.alias_of not in self._index:
-            raise PlanError(
-                f"buffer {b.id!r}: alias_of {b.alias_of!r} is not a buffer of the problem"
-            )
+            raise PlanError(f"buffer {b.id!r}: alias_of {b.alias_of!r} is not a buffer of the problem")
         parent = self[b.alias_of]
         if b.alias == VIEW and b.alias_offset + b.size > parent.size:
             raise PlanError(
