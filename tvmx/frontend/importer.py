@@ -1,0 +1,214 @@
+"""ONNX model → Relax module: the steps in order, and the loop over the nodes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from onnx import ModelProto, NodeProto, numpy_helper
+from tvm import relax, tirx
+
+from tvmx.config import Dim
+from tvmx.errors import ModelError, TvmxError
+from tvmx.frontend import fallback, values
+from tvmx.frontend.fold import fold
+from tvmx.frontend.load import load_model
+from tvmx.frontend.model import IndexCheck, Model, TensorInfo
+from tvmx.frontend.node import CONVERTERS, Expr, Node, dtype_of, shape_of
+from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
+
+log = logging.getLogger(__name__)
+
+# Importing a family fills CONVERTERS.
+_FAMILIES = ("shape",)
+
+# Integer tensors up to this size are followed by value while importing (shape arithmetic).
+STATIC_LIMIT = 4096
+
+
+def import_onnx(
+    model: str | Path | bytes | ModelProto,
+    shapes: ShapeSpec | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Model:
+    """Import an ONNX model.
+
+    `shapes`: input name → dims; an int is fixed, a string or `Dim` stays symbolic. Inputs left out
+    keep the model's own dims. `constants`: input name → array, for inputs that are really
+    parameters (axes, pads, a sampling rate); they cease to be inputs.
+
+    Raises ModelError naming the node and operator for anything that cannot be imported.
+    """
+    proto, name = load_model(model)
+    bind_constants(proto, constants or {}, name)
+    specs, bounds = settle_shapes(proto, shapes or {}, name)
+    proto = fold(proto, name)
+    proto = _rewrite(proto, name)
+    return Importer(proto, name, specs, bounds).run()
+
+
+def _rewrite(proto: ModelProto, name: str) -> ModelProto:
+    try:
+        rewrite = importlib.import_module("tvmx.frontend.rewrite")
+    except ModuleNotFoundError:
+        return proto
+    try:
+        result = rewrite.rewrite_all(proto)
+    except TvmxError:
+        raise
+    except Exception as err:
+        raise ModelError(f"{name}: rewriting to plain operators failed: {err}") from err
+    return fold(result, name) if result is not proto else proto
+
+
+class Importer:
+    """Converts one prepared graph. Values are kept by ONNX name, as expression or as known value."""
+
+    def __init__(self, proto: ModelProto, name: str, specs: list[InputSpec], bounds: dict[str, Dim]) -> None:
+        for family in _FAMILIES:
+            importlib.import_module(f"tvmx.frontend.ops_{family}")
+        self.proto = proto
+        self.name = name
+        self.specs = specs
+        self.bounds = bounds
+        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+        self.bb = relax.BlockBuilder()
+        self.notes: list[str] = []
+        self.checks: list[IndexCheck] = []
+        self._exprs: dict[str, Expr] = {}
+        self._static: dict[str, np.ndarray] = {}
+        self._symbolic = {n: tirx.Var(n, "int64") for n in bounds}
+        # ONNX value → the model input it only reshapes or casts; see IndexCheck.
+        self._origin: dict[str, str] = {}
+
+    def run(self) -> Model:
+        graph = self.proto.graph
+        for tensor in graph.initializer:
+            try:
+                array = numpy_helper.to_array(tensor)
+            except (ValueError, TypeError, RuntimeError) as err:
+                raise ModelError(f"{self.name}: initializer {tensor.name!r} is damaged: {err}") from err
+            self.set_array(tensor.name, array)
+        used: set[str] = set()
+        params = []
+        for spec in self.specs:
+            shape = [self._symbolic[d] if isinstance(d, str) else d for d in spec.shape]
+            var_name = unique(identifier(spec.name, "input"), used)
+            var = relax.Var(var_name, relax.TensorType(shape, spec.dtype))
+            params.append(var)
+            self._exprs[spec.name] = var
+            self._origin[spec.name] = spec.name
+        with self.bb.function("main", params):
+            with self.bb.dataflow():
+                for node in graph.node:
+                    self._convert(node)
+                results = [self.expr(o.name) for o in graph.output]
+                # A constant, an input, or one tensor twice is a legal field of the tuple.
+                out = self.bb.emit_output(relax.Tuple(results))
+            self.bb.emit_func_output(out)
+        mod = self.bb.finalize()
+        outputs = tuple(self._info(o.name, r) for o, r in zip(graph.output, results))
+        inputs = tuple(TensorInfo(s.name, s.shape, s.dtype) for s in self.specs)
+        return Model(mod, self.name, inputs, outputs, self.bounds, tuple(self.notes), tuple(self.checks))
+
+    def _info(self, name: str, expr: Expr) -> TensorInfo:
+        try:
+            dims = [d if isinstance(d, int) else str(d) for d in shape_of(expr)]
+        except ValueError:
+            dims = ["?"] * max(expr.ty.ndim, 0)
+        return TensorInfo(name, tuple(dims), dtype_of(expr))
+
+    # values by ONNX name
+
+    def set_array(self, name: str, array: np.ndarray) -> None:
+        """Record a value known now."""
+        if array.size <= STATIC_LIMIT or array.dtype == object:
+            self._static[name] = array
+        else:
+            self._exprs[name] = relax.const(array)
+
+    def expr(self, name: str) -> Expr:
+        """The value as a Relax expression, made from the known value where needed."""
+        if name not in self._exprs:
+            if name not in self._static:
+                raise ModelError(f"{self.name}: {name!r} is used but nothing produces it")
+            self._exprs[name] = values.materialise(self.bb, self._static[name])
+        return self._exprs[name]
+
+    def static(self, name: str) -> np.ndarray | None:
+        if name in self._static:
+            return self._static[name]
+        expr = self._exprs.get(name)
+        if isinstance(expr, tvm.ir.GenericConst):
+            array: np.ndarray = expr.value.numpy()
+            return array
+        return None
+
+    def origin(self, name: str) -> str | None:
+        """The model input that this value only reshapes, slices or casts, if any."""
+        return self._origin.get(name)
+
+    # nodes
+
+    def _convert(self, proto: NodeProto) -> None:
+        node = Node(proto, self)
+        try:
+            folded = values.evaluate(node)
+            if folded is not None:
+                for out, array in zip(proto.output, folded):
+                    if out:
+                        self.set_array(out, array)
+                return
+            result = self._converter(node)(node)
+            results = list(result) if isinstance(result, list | tuple) else [result]
+            if len(results) < len([o for o in proto.output if o]):
+                raise node.fail(f"only {len(results)} of {len(proto.output)} outputs are supported")
+            for out, expr in zip(proto.output, results):
+                if out and expr is not None:
+                    self._exprs[out] = self._bind(expr)
+        except TvmxError:
+            raise
+        except Exception as err:  # TVM raises whatever its C++ side threw
+            log.debug("conversion failed", exc_info=True)
+            text = str(err).strip().splitlines()
+            raise node.fail(f"cannot be converted: {text[-1] if text else type(err).__name__}") from err
+        if proto.op_type in _PASSES_INDEX and proto.input and proto.input[0] in self._origin:
+            for out in proto.output:
+                self._origin[out] = self._origin[proto.input[0]]
+
+    def _bind(self, expr: Expr) -> Expr:
+        if isinstance(expr, relax.Var | tvm.ir.GenericConst):
+            return expr
+        return self.bb.emit(expr)
+
+    def _converter(self, node: Node) -> Any:
+        found = CONVERTERS.get((node.domain, node.op))
+        if found is None:
+            found = fallback.find(node)
+        if found is None:
+            raise node.fail(
+                "this operator is not supported; docs/operators.md lists the supported ones. "
+                "Export the model without it, or cut the model before it"
+            )
+        return found
+
+
+# Operators that hand on their input's elements unchanged in value.
+_PASSES_INDEX = {
+    "Reshape", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Transpose",
+    "Expand", "Gather", "Split", "Tile",
+}  # fmt: skip
+
+
+def unique(name: str, used: set[str]) -> str:
+    """`name`, or with the first free number appended; recorded in `used`."""
+    candidate, k = name, 1
+    while candidate in used:
+        candidate, k = f"{name}_{k}", k + 1
+    used.add(candidate)
+    return candidate
