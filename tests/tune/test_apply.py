@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tune.helpers import matmul, module
 from tvm import relax
 
-from tune.helpers import matmul, module
 from tvmx.schedule import apply_default
 from tvmx.target import Target
 from tvmx.tune.apply import apply_schedules, is_scheduled, schedule_hash
@@ -78,23 +78,17 @@ def test_a_winner_replays_and_keeps_the_name(target: Target) -> None:
     np.testing.assert_allclose(run(out, target), run(module(), target), rtol=1e-4, atol=1e-4)
 
 
-def test_a_trace_that_does_not_fit_gives_way(
-    target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trace_that_does_not_fit_gives_way(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     kernel = matmul(64, 64, 64)
     default = schedule_hash(apply_default(kernel, target).func)
     trace = [[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []]
     with caplog.at_level(logging.WARNING):
-        _, rules = apply_schedules(
-            module(), target, FakeLog(workload_hash(kernel), Found("test.rule", trace, default))
-        )
+        _, rules = apply_schedules(module(), target, FakeLog(workload_hash(kernel), Found("test.rule", trace, default)))
     assert not rules["matmul"].startswith("tuned:")
     assert "no longer replays" in caplog.text
 
 
-def test_a_winner_over_another_default_gives_way(
-    target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_winner_over_another_default_gives_way(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     log = FakeLog(workload_hash(matmul(64, 64, 64)), Found("test.rule", other_trace(), "0" * 16))
     with caplog.at_level(logging.WARNING):
         _, rules = apply_schedules(module(), target, log)

@@ -30,9 +30,7 @@ class Lookup(Protocol):
     def workload(self, workload: str) -> Any: ...
 
 
-def apply_schedules(
-    mod: Any, target: Target, log: Lookup | None = None
-) -> tuple[Any, dict[str, str]]:
+def apply_schedules(mod: Any, target: Target, log: Lookup | None = None) -> tuple[Any, dict[str, str]]:
     """Schedule the PrimFuncs of a lowered, unscheduled IRModule.
 
     Returns the new module and, for each kernel's name, the rule that scheduled it: `"cpu.matmul"`
@@ -94,9 +92,7 @@ def _tuned(func: Any, default: Scheduled, target: Target, source: Lookup) -> Sch
         result = replay(stored if stored is not None else canonical(func), winner.trace)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        log.warning(
-            "%s: its tuned schedule no longer replays (%s); using the default", name, reason[-1]
-        )
+        log.warning("%s: its tuned schedule no longer replays (%s); using the default", name, reason[-1])
         return None
     result = result.without_attr("global_symbol")
     for attr, value in (func.attrs or {}).items():

@@ -57,9 +57,7 @@ def make(
     fixed = {k: inputs[k] for k in ("W", "R", "B", "P") if const and inputs.get(k) is not None}
     if layout:
         attrs["layout"] = layout
-    model = one_node(
-        op, inputs, outputs, fixed, hidden_size=hidden, direction=direction, opset=14, **attrs
-    )
+    model = one_node(op, inputs, outputs, fixed, hidden_size=hidden, direction=direction, opset=14, **attrs)
     return model, {k: v for k, v in inputs.items() if v is not None and k not in fixed}
 
 
@@ -76,9 +74,7 @@ def make(
     peephole=st.booleans(),
     input_forget=st.integers(0, 1),
 )
-def test_agrees_with_onnxruntime(
-    op, seed, sizes, direction, flags, masked, clip, lbr, peephole, input_forget
-):
+def test_agrees_with_onnxruntime(op, seed, sizes, direction, flags, masked, clip, lbr, peephole, input_forget):
     attrs: dict[str, Any] = {"clip": clip} if clip else {}
     if op == "GRU":
         attrs["linear_before_reset"] = lbr

@@ -41,13 +41,9 @@ KINDS: dict[str, ActivationKind] = {
     "affine": ActivationKind(_affine, 1.0, 0.0),
     "scaledtanh": ActivationKind(_scaled_tanh, 1.0, 1.0),
     "leakyrelu": ActivationKind(lambda e, x, a, b, t: e.op("LeakyRelu", x, alpha=a), 0.01),
-    "thresholdedrelu": ActivationKind(
-        lambda e, x, a, b, t: e.op("ThresholdedRelu", x, alpha=a), 1.0
-    ),
+    "thresholdedrelu": ActivationKind(lambda e, x, a, b, t: e.op("ThresholdedRelu", x, alpha=a), 1.0),
     "elu": ActivationKind(lambda e, x, a, b, t: e.op("Elu", x, alpha=a), 1.0),
-    "hardsigmoid": ActivationKind(
-        lambda e, x, a, b, t: e.op("HardSigmoid", x, alpha=a, beta=b), 0.2, 0.5
-    ),
+    "hardsigmoid": ActivationKind(lambda e, x, a, b, t: e.op("HardSigmoid", x, alpha=a, beta=b), 0.2, 0.5),
 }
 
 
@@ -68,9 +64,7 @@ def activations(
     for name in names:
         kind = KINDS.get(name.lower())
         if kind is None:
-            raise Refuse(
-                f"activation {name!r} is unknown", f"use one of {', '.join(sorted(KINDS))}"
-            )
+            raise Refuse(f"activation {name!r} is unknown", f"use one of {', '.join(sorted(KINDS))}")
         alpha = 0.0 if kind.alpha is None else next(alpha_values, kind.alpha)
         beta = 0.0 if kind.beta is None else next(beta_values, kind.beta)
         made.append(bind(kind, alpha, beta))

@@ -156,9 +156,7 @@ class GraphContext:
         """Make `name` a constant of the graph."""
         array = np.asarray(value)
         self.constants[name] = array
-        self.types[name] = TensorType(
-            onnx.helper.np_dtype_to_tensor_dtype(array.dtype), tuple(array.shape)
-        )
+        self.types[name] = TensorType(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), tuple(array.shape))
 
     def type(self, name: str) -> TensorType | None:
         """The type of a value; that of a constant is read off its data."""

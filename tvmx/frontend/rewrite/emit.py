@@ -42,9 +42,7 @@ class Emitter:
         """One operator with one output. Empty input names are absent inputs."""
         return self.ops(op_type, *inputs, outputs=1, domain=domain, **attrs)[0]
 
-    def ops(
-        self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attrs: Any
-    ) -> list[str]:
+    def ops(self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attrs: Any) -> list[str]:
         """One operator with several outputs."""
         names = [self.graph.fresh(f"{self.prefix}/{op_type}") for _ in range(outputs)]
         operands = list(inputs)

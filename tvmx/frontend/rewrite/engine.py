@@ -54,9 +54,7 @@ class _Rewriter:
             model = inliner.inline_local_functions(model)
         graph = model.graph
         if graph.sparse_initializer:
-            raise ModelError(
-                f"graph {graph.name!r} has sparse initializers; store them as dense tensors"
-            )
+            raise ModelError(f"graph {graph.name!r} has sparse initializers; store them as dense tensors")
         self.model = model
         self.inputs = list(graph.input)
         self.nodes = []
@@ -65,9 +63,7 @@ class _Rewriter:
             copy.CopyFrom(node)
             self.nodes.append(copy)
         self.graph = GraphContext(
-            opsets={
-                ("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import
-            },
+            opsets={("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import},
             outputs=frozenset(o.name for o in graph.output),
             names=set(_all_names(graph)),
             constants={i.name: i for i in graph.initializer},
@@ -85,15 +81,12 @@ class _Rewriter:
             if not changed:
                 return pending
         raise ModelError(
-            f"rewriting did not settle after {_MAX_PASSES} passes; "
-            f"last applied: {Report(dict(self.counts))}"
+            f"rewriting did not settle after {_MAX_PASSES} passes; last applied: {Report(dict(self.counts))}"
         )
 
     def _one_pass(self) -> tuple[bool, dict[str, tuple[onnx.NodeProto, RewriteRule, Refuse]]]:
         graph = self.graph
-        graph.types = infer_types(
-            self.nodes, self.inputs, graph.constants, graph.opsets, self.model.ir_version
-        )
+        graph.types = infer_types(self.nodes, self.inputs, graph.constants, graph.opsets, self.model.ir_version)
         graph.uses = Counter(name for node in self.nodes for name in used_names(node))
         graph.producers = {o: node for node in self.nodes for o in node.output if o}
         graph.node_count = len(self.nodes)

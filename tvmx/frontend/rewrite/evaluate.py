@@ -64,10 +64,7 @@ def evaluate(
     graph = helper.make_graph(
         [bare],
         "fold",
-        [
-            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for k, v in feeds.items()
-        ],
+        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()],
         [helper.make_empty_tensor_value_info(name) for name in wanted],
     )
     imports = [helper.make_opsetid(d, v) for d, v in opsets.items() if d in ("", "ai.onnx")]

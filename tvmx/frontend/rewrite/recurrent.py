@@ -268,8 +268,7 @@ def unroll(m: Match, kind: Kind, weights_of: Callable[[Match, int, int], Weights
                 valid = mask(t)
                 outputs[t] = e.op("Where", valid, new[0], zero_scalar)
                 new = tuple(  # type: ignore[assignment]
-                    e.op("Where", valid, n, old or zero_scalar) if n else ""
-                    for n, old in zip(new, state)
+                    e.op("Where", valid, n, old or zero_scalar) if n else "" for n, old in zip(new, state)
                 )
             state = new
         ys.append(outputs)
