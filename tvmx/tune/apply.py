@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 from tvmx.schedule import Scheduled, apply_default
 from tvmx.target import Target
+from tvmx.tune.lookup import open_logs
 from tvmx.tune.workload import canonical, workload_hash
+
+__all__ = ["apply_schedules", "is_scheduled", "open_logs", "replay", "schedule_hash"]
 
 log = logging.getLogger(__name__)
 
