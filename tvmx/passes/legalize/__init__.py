@@ -14,7 +14,7 @@ from tvmx.target import Target
 
 Legalizer = Callable[[Any, Any], Any]
 
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = ("conv",)
 
 
 def legalizers(target: Target) -> dict[str, Legalizer]:
