@@ -32,8 +32,6 @@ BYTES = 4  # float32
 def conv2d_1x1(sch: Any, target: Target) -> None:
     """x[m, k] · packed[panel, k, nb]: register tile rows × panel, L2 block of positions, parallel over both."""
     stage = stages(sch, "conv2d_1x1")
-    if stage.before is not None:
-        sch.compute_inline(stage.before)
     conv, last = stage.anchor, stage.last
     m, o, k = sch.get_loops(conv)
     positions, channels, depth = extent(sch, m), extent(sch, o), extent(sch, k)
@@ -45,14 +43,23 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
     macs = positions * channels * depth
     parallel = target.threads > 1 and macs >= MIN_PARALLEL_MACS
     outer_positions = [d for d in divisors(positions // rows)]
-    outer_panels = divisors(panels) if parallel else [1]
+    outer_panels = divisors(panels) if parallel and stage.before is None else [1]
     blocks = max(1, positions * depth * BYTES // (target.l2_bytes // 2))
     ideal = max(blocks, target.threads * 2 if parallel else 1)
     mo, po = split_parallel(
         [(a, b) for a in outer_positions for b in outer_panels], target.threads if parallel else 1, ideal
     )
 
-    _flatten_last(sch, last)
+    flatten_rows(sch, last)
+    if stage.before is not None:
+        height, width = (int(v.dom.extent) for v in sch.get(stage.before).iter_vars[1:3])
+        sch.transform_layout(
+            stage.before,
+            ("write", 0),
+            lambda n, h, w, c: ((n * height + h) * width + w, c),
+            assume_injective_transform=True,
+        )
+        flatten_rows(sch, stage.before)
     m0, m1, m2 = perfect(sch, m, [mo, positions // rows // mo, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)
     ov, ol = sch.split(oi, [None, lanes])
@@ -60,6 +67,9 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
     outer = sch.fuse(m0, o0)
     sch.reverse_compute_at(last, m1, preserve_unit_loops=True)
     sch.set_scope(conv, 0, "local")
+    if stage.before is not None:
+        sch.compute_at(stage.before, outer, preserve_unit_loops=True)
+        copy_rows(sch, stage.before, 1, target)
     if parallel:
         sch.parallel(outer)
     _finish(sch, conv, k, last, 3, lanes)
@@ -110,11 +120,10 @@ def conv2d(sch: Any, target: Target) -> None:
     _finish(sch, conv, kh, last, 4, lanes)
 
 
-def _flatten_last(sch: Any, last: Any) -> None:
-    """(n, h, w, c) → (n·H·W, c), so that a tile of rows is a rectangle of the last block too."""
-    extents = [int(v.dom.extent) for v in sch.get(last).iter_vars]
-    height, width = extents[1:3]
-    sch.transform_block_layout(last, lambda n, h, w, c: ((n * height + h) * width + w, c))
+def flatten_rows(sch: Any, block: Any) -> None:
+    """(n, h, w, c) → (n·H·W, c), so that a tile of rows is a rectangle of the block too."""
+    height, width = (int(v.dom.extent) for v in sch.get(block).iter_vars[1:3])
+    sch.transform_block_layout(block, lambda n, h, w, c: ((n * height + h) * width + w, c))
 
 
 def _finish(sch: Any, conv: Any, reduction: Any, last: Any, depth: int, lanes: int) -> None:

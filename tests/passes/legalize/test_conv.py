@@ -35,7 +35,7 @@ def test_bias_and_relu_join_the_kernel(case: Case, kernel: str) -> None:
 
 
 def test_a_weight_that_is_an_input_is_packed_by_a_kernel() -> None:
-    names = kernels(Case((1, 8, 8, 16), 24, (3, 3), constant=False).module())
+    names = kernels(Case((1, 8, 8, 16), 320, (3, 3), constant=False).module())
     assert "pack_weight" in names
 
 

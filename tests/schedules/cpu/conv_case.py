@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Case:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    prologue: bool = False  # x is scaled per channel first, as squeeze-and-excite does
     epilogue: str = "relu"  # "" | "relu" | "hardswish" | "residual"
     constant: bool = True
 
@@ -36,13 +37,15 @@ class Case:
 
         _, w, b = self.arrays()
         builder = relax.BlockBuilder()
-        x = relax.Var("x", relax.TensorType(self.x, "float32"))
+        data = x = relax.Var("x", relax.TensorType(self.x, "float32"))
         weight = relax.const(w) if self.constant else relax.Var("w", relax.TensorType(w.shape, "float32"))
         with builder.function("main", [x] if self.constant else [x, weight]):
             with builder.dataflow():
+                if self.prologue:
+                    data = builder.emit(relax.op.multiply(x, relax.const(self.scales())))
                 y = builder.emit(
                     relax.op.nn.conv2d(
-                        x,
+                        data,
                         weight,
                         strides=list(self.strides),
                         padding=list(self.pads),
@@ -68,10 +71,11 @@ class Case:
     def reference(self) -> Any:
         """float64 numpy result."""
         x, w, b = (a.astype("float64") for a in self.arrays())
+        data = x * self.scales() if self.prologue else x
         n, h, width, _ = self.x
         kh, kw, depth, out = w.shape
         top, left, bottom, right = self.pads
-        x_padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+        x_padded = np.pad(data, ((0, 0), (top, bottom), (left, right), (0, 0)))
         oh = (h + top + bottom - (kh - 1) * self.dilation[0] - 1) // self.strides[0] + 1
         ow = (width + left + right - (kw - 1) * self.dilation[1] - 1) // self.strides[1] + 1
         y = np.zeros((n, oh, ow, out))
@@ -97,8 +101,8 @@ class Case:
             y = y + x
         return y
 
-    def with_groups(self, groups: int) -> Case:
-        return replace(self, groups=groups)
+    def scales(self) -> Any:
+        return np.linspace(0.5, 1.5, self.x[3], dtype="float32").reshape(1, 1, 1, -1)
 
 
 def build(module: Any, target: Target) -> tuple[Any, list[str]]:

@@ -17,6 +17,7 @@ POINTWISE = [
     Case((1, 1, 1, 256), 64),
     Case((1, 6, 6, 18), 1),
     Case((1, 6, 6, 20), 24, constant=False),
+    Case((1, 7, 9, 20), 24, prologue=True),
 ]
 DIRECT = [
     Case((1, 14, 14, 32), 64, (3, 3), pads=(1, 1, 1, 1)),
@@ -25,6 +26,7 @@ DIRECT = [
     Case((1, 9, 7, 16), 48, (1, 1), (2, 2)),
     Case((1, 1, 40, 60), 60, (1, 3), pads=(0, 1, 0, 1), epilogue=""),
     Case((1, 12, 4, 24), 24, (3, 3), pads=(1, 1, 1, 1), epilogue="residual"),
+    Case((1, 7, 9, 20), 24, (3, 3), pads=(1, 1, 1, 1), prologue=True),
     Case((1, 8, 9, 8), 8, (5, 5), pads=(2, 2, 2, 2), constant=False),
 ]
 
@@ -59,4 +61,4 @@ def test_two_threads(case: Case) -> None:
 def test_neon_builds() -> None:
     executable, rules = build(DIRECT[0].module(), resolve("aarch64-neon", threads=2))
     assert "cpu.conv2d" in rules
-    assert "fmla" in executable.mod.inspect_source("asm")
+    assert "fmla" in executable.mod.imports[0].inspect_source("asm")

@@ -12,6 +12,7 @@ CASES = [
     Case((1, 15, 13, 48), 48, (5, 5), (2, 1), (2, 2, 2, 2), groups=48, epilogue="hardswish"),
     Case((2, 9, 9, 10), 10, (3, 3), (2, 2), (1, 1, 1, 1), groups=10, epilogue=""),
     Case((1, 9, 10, 16), 16, (3, 3), pads=(0, 0, 0, 0), dilation=(2, 2), groups=16),
+    Case((1, 9, 10, 16), 16, (3, 3), groups=16, prologue=True),
     Case((1, 6, 6, 7), 7, (3, 3), pads=(1, 1, 1, 1), groups=7, constant=False),
 ]
 

@@ -18,7 +18,9 @@ from tvmx.target import Target
 
 log = logging.getLogger(__name__)
 
-OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: elementwise consumers join, producers do not
+# TVM's OpPatternKind
+OUT_ELEMENTWISE_FUSABLE = 4  # elementwise consumers join
+OPAQUE = 8  # a kernel of its own: packing inside the convolution would be done again for every tile
 
 
 def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
@@ -87,7 +89,9 @@ def transformed(bb: Any, weight: Any, te_function: Callable[[Any], Any], array_f
     constant = constant_of(bb, weight)
     if constant is not None:
         return relax.const(np.ascontiguousarray(array_function(constant)))
-    return bb.emit(bb.call_te(te_function, weight, primfunc_name_hint="pack_weight"))
+    return bb.emit(
+        bb.call_te(te_function, weight, primfunc_name_hint="pack_weight", primfunc_attrs={"op_pattern": OPAQUE})
+    )
 
 
 def constant_of(bb: Any, value: Any) -> Any:
