@@ -36,7 +36,7 @@ def one_node(
     inputs: Mapping[str, Any],
     outputs: Sequence[str] = ("y",),
     constants: Mapping[str, Any] | None = None,
-    opset: int = 17,
+    version: int = 17,
     domain: str = "",
     absent: Sequence[int] = (),
     out_elem: int = TensorProto.FLOAT,
@@ -49,6 +49,8 @@ def one_node(
     constants = constants or {}
     both = dict(inputs)
     names = ["" if value is None else key for key, value in both.items()]
+    while not names[-1]:
+        names.pop()
     node = helper.make_node(op, names, list(outputs), f"the_{op}", domain=domain, **attrs)
     graph = helper.make_graph(
         [node],
@@ -61,7 +63,7 @@ def one_node(
         [helper.make_tensor_value_info(o, out_elem, None) for o in outputs if o],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
     )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
@@ -122,9 +124,9 @@ def check_backend_case(case: Any, gone: Sequence[str] = (), atol: float = 1e-6) 
     rewritten = rewrite_all(model)
     left = ops_of(rewritten) & set(gone)
     assert not left, f"still there: {left}"
-    feeds = {i.name: v for i, v in zip(model.graph.input, inputs)}
+    feeds = {i.name: np.asarray(v) for i, v in zip(model.graph.input, inputs)}
     rewritten.ir_version = min(rewritten.ir_version, 11)  # what ONNX Runtime may lag behind in
-    for have, want in zip(ort_run(rewritten, feeds), expected):
+    for have, want in zip(ort_run(rewritten, feeds), map(np.asarray, expected)):
         assert have.shape == want.shape
         assert have.dtype == want.dtype
         np.testing.assert_allclose(have, want, rtol=max(case.rtol, 1e-5), atol=atol)

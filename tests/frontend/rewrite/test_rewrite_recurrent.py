@@ -57,7 +57,7 @@ def make(
     fixed = {k: inputs[k] for k in ("W", "R", "B", "P") if const and inputs.get(k) is not None}
     if layout:
         attrs["layout"] = layout
-    model = one_node(op, inputs, outputs, fixed, hidden_size=hidden, direction=direction, opset=14, **attrs)
+    model = one_node(op, inputs, outputs, fixed, hidden_size=hidden, direction=direction, version=14, **attrs)
     return model, {k: v for k, v in inputs.items() if v is not None and k not in fixed}
 
 

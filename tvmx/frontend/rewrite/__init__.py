@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import onnx
 
-from tvmx.frontend.rewrite import recurrent
+from tvmx.frontend.rewrite import fused, integer, qoperator, quantized_lstm, recurrent
 from tvmx.frontend.rewrite.engine import Report, apply_rules
 from tvmx.frontend.rewrite.rule import RewriteRule
 
-RULES: tuple[RewriteRule, ...] = (*recurrent.RULES,)
+RULES: tuple[RewriteRule, ...] = (
+    *recurrent.RULES,
+    *quantized_lstm.RULES,
+    *integer.RULES,
+    *qoperator.RULES,
+    *fused.RULES,
+)
 
 
 def rewrite_all(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -115,6 +115,7 @@ class GraphContext:
     producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     node_count: int = 0
+    integral: set[str] = field(default_factory=set)  # float values that hold integers exactly
     _counters: Counter[str] = field(default_factory=Counter)
 
     @property

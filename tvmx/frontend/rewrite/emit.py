@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvmx.frontend.rewrite.context import Array, GraphContext, clean
+from tvmx.frontend.rewrite.infer import infer_node
 
 # Emitted arithmetic on weights (a transposed W, a folded bias) is done now, whatever its size.
 _FOLD_LIMIT = 1 << 28
@@ -59,11 +60,18 @@ class Emitter:
         if values is None:
             self.graph.count([node])
             self.nodes.append(node)
+            self._infer(node)
             self.graph.producers.update((name, node) for name in node.output if name)
             return
         for name, value in zip(node.output, values):
             if name:
                 self.graph.set_constant(name, value)
+
+    def _infer(self, node: onnx.NodeProto) -> None:
+        graph = self.graph
+        types = {n: t for n in node.input if n and (t := graph.type(n)) is not None}
+        data = {n: graph.constant(n) for n in types if graph.constant_is_small(n, 64)}
+        graph.types.update(infer_node(node, types, data, graph.opsets))
 
     # Helpers, by meaning.
 

@@ -57,3 +57,32 @@ def infer_types(
         if (declared := type_of(info.type)) is not None:
             known[info.name] = declared
     return known
+
+
+def infer_node(
+    node: onnx.NodeProto,
+    types: Mapping[str, TensorType],
+    data: Mapping[str, Any],
+    opsets: Mapping[str, int],
+) -> dict[str, TensorType]:
+    """Types of one new node's outputs; empty when ONNX does not know the operator.
+
+    `data` are constants (shapes, axes) among the inputs.
+    """
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+        made = onnx.shape_inference.infer_node_outputs(
+            schema,
+            node,
+            {n: _proto_of(types[n]) for n in node.input if n in types},
+            {n: numpy_helper.from_array(v, n) for n, v in data.items()},
+            opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+        )
+    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError, KeyError):
+        return {}
+    return {name: known for name, proto in made.items() if (known := type_of(proto)) is not None}
+
+
+def _proto_of(known: TensorType) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(known.elem, known.shape)
