@@ -11,3 +11,17 @@ def walk(node: Any, node_type: type, visit: Callable[[Any], None]) -> None:
     import tvm_ffi
 
     tvm_ffi.structural_walk(node, [(node_type, visit)])
+
+
+def substitute(expr: Any, mapping: list[tuple[Any, Any]]) -> Any:
+    """`expr` with each variable replaced by its value."""
+    import tvm_ffi
+    from tvm.ir import Var
+
+    def replace(var: Any, mutator: Any) -> Any:
+        for old, new in mapping:
+            if var.same_as(old):
+                return new
+        return var
+
+    return tvm_ffi.structural_mutate(expr, [(Var, replace)])
