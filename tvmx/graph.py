@@ -1,18 +1,27 @@
-"""The lowered program as data: tensors, kernel calls, constants. No TVM import.
+"""The lowered program as data: tensors, kernel calls, constants. No TVM import (`from_relax` imports it late).
 
-A dimension is an int, or a string: an arithmetic expression over the symbolic dims ("N", "N*4", "(N + 1)//2").
+A dimension is an int, or a string: an arithmetic expression over the symbolic dims ("N", "N*4", "(N + 1)//2"),
+in the language of `tvmx.runtime.dims`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 Dimension = int | str
 Shape = tuple[Dimension, ...]
 TensorKind = Literal["input", "output", "constant", "intermediate"]
+
+COPY = "tvmx.copy"
+"""The kernel of a node that only copies its input to its output; the executor emits it itself."""
+
+
+class NotStraightLine(Exception):
+    """The program cannot be a straight line of kernel calls; the text is the reason. Callers fall back to the VM."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +37,19 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """One kernel call. Outputs are passed after inputs, as `call_tir` does, then `scalars`.
+    """One kernel call. Its parameters are the inputs, the first `leading_scalars` scalars, the outputs, then the
+    remaining scalars.
 
     `inplace` lists (output index, input index) pairs that may share storage: the kernel reads each element of
     that input before it writes the same element of that output, and at no other time.
     """
 
     name: str  # unique in the graph
-    kernel: str  # symbol in the module
+    kernel: str  # symbol in the module, or COPY
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     scalars: tuple[str, ...] = ()  # expressions over symbolic dims
+    leading_scalars: int = 0
     inplace: tuple[tuple[int, int], ...] = ()
     op: str = ""  # what a person would call it: "conv2d+add+relu"
     flops: int = 0
@@ -47,7 +58,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A straight line of kernel calls. `inputs` and `outputs` keep the model's own names and order."""
+    """A straight line of kernel calls. `inputs` and `outputs` keep the model's own names and order.
+
+    Where an output has the name of another tensor (a model may return its input), the tensor gets a name of its
+    own and `public_names` maps that to the model's name.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -55,3 +70,20 @@ class Graph:
     tensors: dict[str, Tensor]
     nodes: tuple[Node, ...]
     constants: dict[str, np.ndarray] = field(default_factory=dict)
+    public_names: dict[str, str] = field(default_factory=dict)
+
+    def storage(self, name: str) -> str:
+        """The tensor that owns the bytes of `name`: the end of its alias chain."""
+        while (parent := self.tensors[name].alias_of) is not None:
+            name = parent
+        return name
+
+
+def from_relax(mod: Any, input_names: Sequence[str], output_names: Sequence[str], name: str = "model") -> Graph:
+    """Extract the straight-line program of a fully lowered Relax module's `main`.
+
+    Raises NotStraightLine with the reason when there is none (control flow, data-dependent shapes, packed calls).
+    """
+    from tvmx.relax_graph import extract
+
+    return extract(mod, input_names, output_names, name)

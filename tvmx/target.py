@@ -58,6 +58,10 @@ class Target:
         bits = int("".join(c for c in dtype if c.isdigit()) or 8)
         return max(1, self.vector_bytes * 8 // bits)
 
+    def needed_features(self) -> frozenset[str]:
+        """The features that generated code may use: a machine without one of them cannot run it."""
+        return self.features & frozenset(_LLVM_ARM if self.arch == "aarch64" else _LLVM_X86)
+
     def tvm(self) -> Any:
         """The `tvm.target.Target` for code generation."""
         import tvm

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tune.helpers import matmul
+
 from tvmx.errors import TuneError
 from tvmx.target import PRESETS, Target
 from tvmx.tune.log import RECORDS, WORKLOADS, TuningLog

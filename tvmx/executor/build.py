@@ -1,0 +1,165 @@
+"""Programs + target → one `.so`: plan memory, compile kernels, emit host code, link, seal."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmx.errors import CompileError
+from tvmx.executor.constants import ConstantPool
+from tvmx.executor.host_code import host_source
+from tvmx.executor.kernels import KernelSet, collect, compile_kernels
+from tvmx.executor.lifetimes import arena_buffers
+from tvmx.executor.link import Toolchain, link, write_data
+from tvmx.executor.manifest import Bounds, entry_manifest, library_manifest
+from tvmx.graph import COPY, Graph
+from tvmx.memory import Solution, plan
+from tvmx.runtime.arena import ArenaBuffer, to_problem
+from tvmx.target import Target
+
+
+@dataclass(frozen=True)
+class EntryProgram:
+    """One entry point: the imported model, its program, the scheduled kernels, the rule that made each.
+
+    `graph` is None for a model that runs through the Relax VM, for the reason `vm_reason`.
+    """
+
+    entry: str
+    model: Any  # has inputs, outputs, bounds, checks, name
+    graph: Graph | None
+    mod: Any  # tvm.IRModule with scheduled PrimFuncs
+    rules: Mapping[str, str]
+    vm_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The file written, the plan of the first entry (None when it is symbolic or a VM program), and figures."""
+
+    path: Path
+    plan: Solution | None
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    program: EntryProgram
+    graph: Graph
+    buffers: list[ArenaBuffer]
+    solution: Solution | None  # None: sizes are symbolic
+
+
+def build_artifact(
+    programs: Sequence[EntryProgram],
+    target: Target,
+    output: Path,
+    planner: str = "best",
+    planner_budget_s: float = 2.0,
+    jobs: int | None = None,
+) -> BuildResult:
+    """Write one `.so` with an entry point a program; parameters and equal kernels are stored once.
+
+    Raises CompileError when a kernel or the library cannot be built. `output` is replaced only by a whole file.
+    """
+    for program in programs:
+        if not program.entry.isidentifier() or not program.entry.isascii():
+            raise CompileError(f"entry {program.entry!r} must be an identifier, like 'b8'")
+    if any(p.graph is None for p in programs):
+        reason = next(p.vm_reason for p in programs if p.graph is None)
+        raise CompileError(f"the program is not a straight line of kernels: {reason}")
+    began = time.perf_counter()
+    tools = Toolchain.of(target)
+    planned = [_plan(p, planner, planner_budget_s) for p in programs]
+    kernels = collect([(p.program.entry, _functions(p.program), _in_place_kernels(p)) for p in planned])
+    constants = ConstantPool()
+    seconds = {"plan": time.perf_counter() - began}
+    with tempfile.TemporaryDirectory(prefix="tvmx-build-") as name:
+        folder = Path(name)
+        began = time.perf_counter()
+        objects = compile_kernels(kernels.funcs, target, folder, jobs or _cores()) if kernels.funcs else []
+        seconds["kernels"] = time.perf_counter() - began
+        began = time.perf_counter()
+        host, entries = _host(planned, kernels, constants)
+        manifest = library_manifest(entries, target, constants.bytes, "graph")
+        write_data(folder, constants, manifest, tools)
+        size = link(folder, host, objects, tools, output)
+        seconds["link"] = time.perf_counter() - began
+    first = planned[0]
+    report = {
+        "executor": "graph",
+        "kernels": len(kernels.funcs),
+        "nodes": {p.program.entry: len(p.graph.nodes) for p in planned},
+        "rules": dict(Counter(r for p in planned for r in _rules(p.program).values())),
+        "parameter_bytes": constants.bytes,
+        "library_bytes": size,
+        "arena_bytes": first.solution.height if first.solution else None,
+        "arena_lower_bound": first.solution.lower_bound if first.solution else None,
+        "build_seconds": {k: round(v, 3) for k, v in seconds.items()},
+    }
+    return BuildResult(output, first.solution, report)
+
+
+def _plan(program: EntryProgram, planner: str, budget_s: float) -> _Planned:
+    graph = program.graph
+    assert graph is not None
+    buffers = arena_buffers(graph)
+    if any(isinstance(b.size, str) for b in buffers):
+        return _Planned(program, graph, buffers, None)
+    solution = plan(to_problem(buffers, int), budget_s=budget_s, planner=planner)
+    return _Planned(program, graph, buffers, solution)
+
+
+def _in_place_kernels(planned: _Planned) -> frozenset[str]:
+    over = {b.id for b in planned.buffers if b.over is not None}
+    return frozenset(n.kernel for n in planned.graph.nodes if any(planned.graph.storage(o) in over for o in n.outputs))
+
+
+def _functions(program: EntryProgram) -> dict[str, Any]:
+    assert program.graph is not None
+    used = {n.kernel for n in program.graph.nodes} - {COPY}
+    return {name: program.mod[name] for name in sorted(used)}
+
+
+def _rules(program: EntryProgram) -> dict[str, str]:
+    return {name: program.rules.get(name, "") for name in _functions(program)}
+
+
+def _host(planned: Sequence[_Planned], kernels: KernelSet, constants: ConstantPool) -> tuple[str, dict[str, Any]]:
+    sources, entries = [], {}
+    parallel = kernels.parallel
+    for p in planned:
+        entry, symbols = p.program.entry, kernels.symbols[p.program.entry]
+        offsets = constants.add(p.graph.constants)
+        source = host_source(
+            p.graph,
+            entry,
+            symbols,
+            p.solution.offsets if p.solution else None,
+            offsets,
+            tuple(b.id for b in p.buffers),
+            any(symbols[n.kernel] in parallel for n in p.graph.nodes if n.kernel != COPY),
+        )
+        sources.append(source.source)
+        model = p.program.model
+        entries[entry] = entry_manifest(
+            p.graph,
+            p.program.rules,
+            p.buffers,
+            p.solution,
+            source,
+            offsets,
+            Bounds.of(getattr(model, "bounds", {}) or {}),
+            tuple(getattr(model, "checks", ()) or ()),
+        )
+    return "\n".join(sources), entries
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,78 @@
+"""Graph → the buffers of the arena: who is alive when, and what is computed in place."""
+
+from __future__ import annotations
+
+from tvmx.graph import Graph, Node, Tensor
+from tvmx.runtime.arena import ArenaBuffer
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element ("bool" and sub-byte types take a byte)."""
+    bits = int("".join(c for c in dtype.partition("_")[0] if c.isdigit()) or 8)
+    # float8_e4m3fn and its like: the first number is the width
+    return max(1, bits // 8)
+
+
+def tensor_bytes(tensor: Tensor) -> int | str:
+    """Bytes of a tensor: an int, or an expression when a dimension is symbolic."""
+    count, symbolic = dtype_bytes(tensor.dtype), []
+    for d in tensor.shape:
+        if isinstance(d, int):
+            count *= d
+        else:
+            symbolic.append(f"({d})")
+    return count if not symbolic or count == 0 else " * ".join([*symbolic, str(count)])
+
+
+def arena_buffers(graph: Graph) -> list[ArenaBuffer]:
+    """Every intermediate that owns storage, with half-open lifetimes in nodes; views count as uses of their owner."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for name in (*node.inputs, *node.outputs):
+            owner = graph.storage(name)
+            if graph.tensors[owner].kind == "intermediate":
+                first.setdefault(owner, step)
+                last[owner] = step
+    over = _in_place(graph, last)
+    return [
+        ArenaBuffer(name, first[name], last[name] + 1, tensor_bytes(graph.tensors[name]), over.get(name))
+        for name in first
+    ]
+
+
+def in_place_nodes(graph: Graph) -> dict[str, str]:
+    """Output storage → the input storage that it overwrites, as `arena_buffers` decides."""
+    return {b.id: b.over for b in arena_buffers(graph) if b.over is not None}
+
+
+def _in_place(graph: Graph, last: dict[str, int]) -> dict[str, str]:
+    over: dict[str, str] = {}
+    for step, node in enumerate(graph.nodes):
+        taken: set[str] = set()
+        for out_index, in_index in node.inplace:
+            out, source = node.outputs[out_index], node.inputs[in_index]
+            owner, dying = graph.storage(out), graph.storage(source)
+            if (
+                owner not in over
+                and dying not in taken
+                and dying in last
+                and last[dying] == step
+                and owner in last
+                and owner != dying
+                and _uses(graph, node, dying) == 1
+                and tensor_bytes(graph.tensors[owner]) == tensor_bytes(graph.tensors[dying])
+                and _is_whole(graph, owner, out)
+            ):
+                over[owner] = dying
+                taken.add(dying)
+    return over
+
+
+def _uses(graph: Graph, node: Node, owner: str) -> int:
+    return sum(graph.storage(name) == owner for name in node.inputs)
+
+
+def _is_whole(graph: Graph, owner: str, view: str) -> bool:
+    """The output fills its storage: no other view of it is written by another node."""
+    return tensor_bytes(graph.tensors[owner]) == tensor_bytes(graph.tensors[view])

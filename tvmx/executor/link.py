@@ -1,0 +1,140 @@
+"""Object files, host code, parameters and manifest → one sealed `.so`, put in place atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmx.errors import CompileError
+from tvmx.executor.constants import ConstantPool
+from tvmx.executor.host_code import PRELUDE
+from tvmx.runtime.seal import MANIFEST_SECTION, SEAL_MAGIC, SEAL_SECTION, SEAL_SIZE, seal
+from tvmx.target import Target
+
+HERE = Path(__file__).parent
+
+EXPORTS = """\
+{
+  global: tvmx_*;
+  local: *;
+};
+"""
+
+ACCESS = """
+extern __attribute__((visibility("hidden"))) const int64_t tvmx_blob_delta;
+extern __attribute__((visibility("hidden"))) const char tvmx_manifest_begin[], tvmx_manifest_end[];
+
+/* The distance is 64 bits wide: parameters may lie more than 2 GB away. */
+EXPORT const void* tvmx_params(void) { return (const char*)&tvmx_blob_delta + tvmx_blob_delta; }
+
+EXPORT const char* tvmx_manifest(int64_t* bytes) {
+  *bytes = tvmx_manifest_end - tvmx_manifest_begin;
+  return tvmx_manifest_begin;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The C compiler for a target, and what it needs to be told."""
+
+    cc: str
+    flags: tuple[str, ...]
+    large_section: str  # where parameters lie
+    section_type: str
+
+    @classmethod
+    def of(cls, target: Target) -> Toolchain:
+        """The host's gcc or a cross compiler. Raises CompileError saying what to install."""
+        import platform
+
+        host = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+        names = ["gcc", "cc", "clang"] if host == target.arch else [f"{target.arch}-linux-gnu-gcc"]
+        cc = os.environ.get("CC") if host == target.arch else None
+        found = shutil.which(cc) if cc else next(filter(None, map(shutil.which, names)), None)
+        if found is None:
+            package = "gcc" if host == target.arch else f"gcc-{target.arch.replace('_', '-')}-linux-gnu"
+            raise CompileError(
+                f"no C compiler for {target.arch} ({' or '.join(names)}); install one, as with "
+                f"`apt-get install {package}`"
+            )
+        if target.arch == "x86_64":
+            return cls(found, (), '.section .lrodata,"al",@progbits', "@progbits")
+        return cls(found, (), '.section .rodata.tvmx_params,"a",%progbits', "%progbits")
+
+    def run(self, arguments: Sequence[str], folder: Path) -> None:
+        """Run the compiler in `folder`. Raises CompileError with what it printed."""
+        done = subprocess.run(
+            [self.cc, *self.flags, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = [l for l in done.stderr.splitlines() if "error" in l or "undefined" in l]
+            raise CompileError(f"{Path(self.cc).name} failed: {'; '.join(lines[:3]) or done.stderr.strip()[-300:]}")
+
+
+def write_data(folder: Path, constants: ConstantPool, manifest: Mapping[str, Any], tools: Toolchain) -> None:
+    """Write `data.S`: parameters, manifest and the empty seal."""
+    constants.write(folder / "params.bin")
+    (folder / "manifest.json").write_text(json.dumps(manifest, separators=(",", ":")), encoding="utf-8")
+    kind = tools.section_type
+    (folder / "data.S").write_text(
+        f"""{tools.large_section}
+.balign 4096
+tvmx_blob: .incbin "params.bin"
+.section .rodata
+.balign 8
+.globl tvmx_blob_delta
+.hidden tvmx_blob_delta
+tvmx_blob_delta: .quad tvmx_blob - tvmx_blob_delta
+.section {MANIFEST_SECTION},"a",{kind}
+.globl tvmx_manifest_begin, tvmx_manifest_end
+.hidden tvmx_manifest_begin, tvmx_manifest_end
+tvmx_manifest_begin: .incbin "manifest.json"
+tvmx_manifest_end: .byte 0
+.section {SEAL_SECTION},"a",{kind}
+.balign 8
+.ascii "{SEAL_MAGIC.decode()}"
+.zero {SEAL_SIZE - len(SEAL_MAGIC)}
+.section .note.GNU-stack,"",{kind}
+"""
+    )
+
+
+def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, output: Path) -> int:
+    """Link everything in `folder` to `output`, which is replaced only by a whole, sealed file. Returns its bytes."""
+    (folder / "host.c").write_text(PRELUDE + host + ACCESS)
+    (folder / "exports.map").write_text(EXPORTS)
+    common = ["-O2", "-fPIC", "-std=gnu11", "-fvisibility=hidden", f"-I{HERE}", "-w"]
+    tools.run([*common, "-O1", "-c", "host.c", "-o", "host.o"], folder)
+    tools.run([*common, "-c", str(HERE / "pool.c"), "-o", "pool.o"], folder)
+    tools.run(["-c", "data.S", "-o", "data.o"], folder)
+    made = folder / "library.so"
+    tools.run(
+        ["-shared", "-o", str(made), "host.o", "pool.o", "data.o", *map(str, objects),
+         "-Wl,--version-script=exports.map", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,--no-undefined",
+         "-Wl,--build-id=none", "-lm", "-lpthread"],
+        folder,
+    )  # fmt: skip
+    seal(made)
+    return install(made, output)
+
+
+def install(made: Path, output: Path) -> int:
+    """Move `made` to `output` atomically: whoever looks sees the old file or the whole new one."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(made, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o755)
+        os.replace(temporary, output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return output.stat().st_size

@@ -1,0 +1,284 @@
+/* Threads, scratch memory and errors for compiled kernels: what the compiler's runtime library would do, owned by
+ * the executor. Kernels reach it through three data symbols that the compiler leaves weak. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tvmx_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define CACHE_LINE 64
+/* A worker spins this long for its next task before it sleeps: about the gap between two parallel kernels. */
+#define SPIN_NS 40000
+
+typedef struct {
+  void* sync_handle;
+  int32_t num_task;
+} group_env; /* TVMParallelGroupEnv */
+typedef int (*parallel_fn)(int task, group_env* env, void* data);
+
+typedef struct {
+  char* base;
+  size_t capacity, top, wanted;
+  int live;
+} scratch;
+
+typedef struct {
+  tvmx_pool* pool;
+  int index;
+  pthread_t thread;
+  scratch memory;
+} __attribute__((aligned(CACHE_LINE))) worker;
+
+struct tvmx_pool {
+  int threads;
+  worker* workers; /* workers[0] is whoever calls */
+  parallel_fn fn;
+  void* data;
+  int tasks;
+  _Alignas(CACHE_LINE) _Atomic uint32_t round; /* a new value is a new task, or the end */
+  _Atomic int stop;
+  _Alignas(CACHE_LINE) _Atomic int sleepers;
+  _Alignas(CACHE_LINE) _Atomic uint32_t pending; /* workers still busy with this round */
+  _Atomic int caller_sleeps;
+  _Atomic int failed;
+};
+
+static __thread tvmx_pool* current_pool;
+static __thread scratch* current_scratch;
+static __thread int inside_parallel;
+static __thread char last_error[512];
+
+static inline void relax_cpu(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+EXPORT int64_t tvmx_ticks(void) {
+#if defined(__x86_64__)
+  return (int64_t)__builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  int64_t t;
+  __asm__ __volatile__("isb; mrs %0, cntvct_el0" : "=r"(t));
+  return t;
+#else
+  return now_ns();
+#endif
+}
+
+static void futex_wait(_Atomic uint32_t* word, uint32_t seen) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t* word, int count) {
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}
+
+/* Returns once *word differs from `seen`: spins for SPIN_NS, then sleeps; any wake-up starts a new spin. `sleeping`
+ * counts sleepers, so that the other side makes a system call only when it must; both sides use sequentially
+ * consistent order for that. */
+static void wait_change(_Atomic uint32_t* word, uint32_t seen, _Atomic int* sleeping) {
+  for (;;) {
+    int64_t deadline = 0;
+    for (int i = 1;; i++) {
+      if (atomic_load_explicit(word, memory_order_acquire) != seen) return;
+      relax_cpu();
+      if (i % 64 == 0) {
+        int64_t t = now_ns();
+        if (!deadline) deadline = t + SPIN_NS;
+        if (t > deadline) break;
+      }
+    }
+    atomic_fetch_add(sleeping, 1);
+    if (atomic_load(word) == seen) futex_wait(word, seen);
+    atomic_fetch_sub(sleeping, 1);
+  }
+}
+
+static void run_tasks(tvmx_pool* pool, int index) {
+  group_env env = {NULL, pool->tasks};
+  for (int task = index; task < pool->tasks; task += pool->threads)
+    if (pool->fn(task, &env, pool->data)) atomic_store(&pool->failed, 1);
+}
+
+static void* worker_main(void* arg) {
+  worker* self = arg;
+  tvmx_pool* pool = self->pool;
+  current_pool = pool;
+  current_scratch = &self->memory;
+  inside_parallel = 1;
+  uint32_t seen = 0;
+  for (;;) {
+    wait_change(&pool->round, seen, &pool->sleepers);
+    seen++;
+    if (atomic_load_explicit(&pool->stop, memory_order_acquire)) return NULL;
+    run_tasks(pool, self->index);
+    if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps))
+      futex_wake(&pool->pending, 1);
+  }
+}
+
+static void release(tvmx_pool* pool, int started) {
+  atomic_store(&pool->stop, 1);
+  atomic_fetch_add(&pool->round, 1);
+  futex_wake(&pool->round, pool->threads);
+  for (int i = 1; i < started; i++) pthread_join(pool->workers[i].thread, NULL);
+  for (int i = 0; i < pool->threads; i++) free(pool->workers[i].memory.base);
+  free(pool->workers);
+  free(pool);
+}
+
+static void pin(pthread_t thread, int cpu) {
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+EXPORT tvmx_pool* tvmx_pool_new(int threads, const int* cpus) {
+  if (threads < 1) threads = 1;
+  tvmx_pool* pool = aligned_alloc(CACHE_LINE, sizeof(tvmx_pool));
+  worker* workers = aligned_alloc(CACHE_LINE, sizeof(worker) * (size_t)threads);
+  if (!pool || !workers) {
+    free(pool);
+    free(workers);
+    return NULL;
+  }
+  memset(pool, 0, sizeof *pool);
+  memset(workers, 0, sizeof(worker) * (size_t)threads);
+  pool->threads = threads;
+  pool->workers = workers;
+  for (int i = 1; i < threads; i++) {
+    workers[i].pool = pool;
+    workers[i].index = i;
+    if (pthread_create(&workers[i].thread, NULL, worker_main, &workers[i])) {
+      release(pool, i);
+      return NULL;
+    }
+    if (cpus) pin(workers[i].thread, cpus[i]);
+  }
+  return pool;
+}
+
+EXPORT void tvmx_pool_free(tvmx_pool* pool) {
+  if (pool) release(pool, pool->threads);
+}
+
+EXPORT tvmx_pool* tvmx_pool_enter(tvmx_pool* pool) {
+  tvmx_pool* before = current_pool;
+  current_pool = pool;
+  current_scratch = pool ? &pool->workers[0].memory : NULL;
+  return before;
+}
+
+/* Sleepers take microseconds to wake: called before the first kernel, so that the first parallel one finds them
+ * spinning. */
+void tvmx_pool_rouse(tvmx_pool* pool) {
+  if (pool && atomic_load_explicit(&pool->sleepers, memory_order_relaxed))
+    futex_wake(&pool->round, pool->threads);
+}
+
+EXPORT int64_t tvmx_pool_scratch(const tvmx_pool* pool) {
+  int64_t total = 0;
+  for (int i = 0; i < pool->threads; i++) total += (int64_t)pool->workers[i].memory.capacity;
+  return total;
+}
+
+static int launch(parallel_fn fn, void* data, int tasks) {
+  tvmx_pool* pool = current_pool;
+  int threads = pool ? pool->threads : 1;
+  if (tasks <= 0) tasks = threads;
+  if (threads == 1 || tasks == 1 || inside_parallel) {
+    group_env env = {NULL, tasks};
+    for (int task = 0; task < tasks; task++)
+      if (fn(task, &env, data)) return -1;
+    return 0;
+  }
+  pool->fn = fn;
+  pool->data = data;
+  pool->tasks = tasks;
+  atomic_store_explicit(&pool->pending, (uint32_t)threads - 1, memory_order_relaxed);
+  atomic_fetch_add(&pool->round, 1);
+  if (atomic_load(&pool->sleepers)) futex_wake(&pool->round, threads);
+  inside_parallel = 1;
+  run_tasks(pool, 0);
+  inside_parallel = 0;
+  uint32_t left;
+  while ((left = atomic_load_explicit(&pool->pending, memory_order_acquire)) != 0)
+    wait_change(&pool->pending, left, &pool->caller_sleeps);
+  return atomic_exchange_explicit(&pool->failed, 0, memory_order_relaxed) ? -1 : 0;
+}
+
+/* Scratch memory is a stack a thread: kernels free in the reverse order of allocation. What does not fit is
+ * taken from malloc this once, and the stack grows as soon as it is empty. */
+static void* scratch_alloc(int device_type, int device_id, uint64_t bytes, int code, int bits) {
+  (void)device_type, (void)device_id, (void)code, (void)bits;
+  scratch* s = current_scratch;
+  size_t need = ((size_t)bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+  if (need == 0) need = CACHE_LINE;
+  if (!s) return aligned_alloc(CACHE_LINE, need);
+  if (s->live == 0 && s->wanted > s->capacity) {
+    free(s->base);
+    s->base = aligned_alloc(CACHE_LINE, s->wanted);
+    s->capacity = s->base ? s->wanted : 0;
+  }
+  s->live++;
+  s->top += need;
+  if (s->top > s->wanted) s->wanted = s->top;
+  if (s->top <= s->capacity) return s->base + s->top - need;
+  void* extra = aligned_alloc(CACHE_LINE, need);
+  if (!extra) s->live--, s->top -= need;
+  return extra;
+}
+
+static int scratch_free(int device_type, int device_id, void* memory) {
+  (void)device_type, (void)device_id;
+  scratch* s = current_scratch;
+  if (!s) {
+    free(memory);
+    return 0;
+  }
+  int ours = s->base && (char*)memory >= s->base && (char*)memory < s->base + s->capacity;
+  if (!ours) free(memory);
+  if (--s->live == 0)
+    s->top = 0;
+  else if (ours)
+    s->top = (size_t)((char*)memory - s->base);
+  return 0;
+}
+
+int (*__TVMBackendParallelLaunch)(parallel_fn, void*, int) = launch;
+void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = scratch_alloc;
+int (*__TVMBackendFreeWorkspace)(int, int, void*) = scratch_free;
+
+/* Kernels with assertions report through this function of the compiler's ffi library. */
+void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {
+  size_t used = (size_t)snprintf(last_error, sizeof last_error, "%s: ", kind);
+  for (int32_t i = 0; i < count && used < sizeof last_error; i++)
+    if (parts[i]) used += (size_t)snprintf(last_error + used, sizeof last_error - used, "%s", parts[i]);
+}
+
+void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* text) {
+  TVMFFIErrorSetRaisedFromCStrParts(kind, &text, 1);
+}
+
+EXPORT const char* tvmx_last_error(void) { return last_error; }

@@ -1,0 +1,62 @@
+"""What must be placed in the arena, as data that the compiler writes and the runtime reads: sizes may be symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tvmx.memory import Problem
+
+ALIGNMENT = 64  # kernels are compiled for data at multiples of this
+
+
+@dataclass(frozen=True)
+class ArenaBuffer:
+    """A tensor with storage in the arena, alive in the nodes [start, end); `size` in bytes, an expression or an int.
+
+    `over` names the buffer that it overwrites in place at `start`.
+    """
+
+    id: str
+    start: int
+    end: int
+    size: int | str
+    over: str | None = None
+
+
+def to_problem(buffers: Sequence[ArenaBuffer], size_of: Callable[[int | str], int]) -> Problem:
+    """The planning problem for the sizes that `size_of` gives."""
+    from tvmx.memory import INPLACE, VIEW, Buffer, Problem
+
+    return Problem(
+        Buffer(
+            b.id,
+            (b.start, b.end),
+            size_of(b.size),
+            ALIGNMENT,
+            alias_of=b.over,
+            alias=VIEW if b.over is None else INPLACE,
+        )
+        for b in buffers
+    )
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised bytes that begin at a multiple of ALIGNMENT."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def aligned_array(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+    """An uninitialised array whose data begin at a multiple of ALIGNMENT."""
+    kind = np.dtype(dtype)
+    count = 1
+    for d in shape:
+        count *= d
+    array: np.ndarray[Any, Any] = aligned_bytes(count * kind.itemsize).view(kind).reshape(tuple(shape))
+    return array

@@ -1,0 +1,198 @@
+"""GraphExecutor: load a compiled model and run it."""
+
+from __future__ import annotations
+
+import _ctypes
+import os
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from tvmx.errors import ArtifactError, InputError
+from tvmx.runtime.artifact import check_machine, read_artifact
+from tvmx.runtime.library import Library
+from tvmx.runtime.machine import usable_cores
+from tvmx.runtime.manifest import Entry, Manifest, TensorInfo
+from tvmx.runtime.program import GraphProgram
+from tvmx.runtime.slots import Array
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Seconds a run, in the order measured."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def min_s(self) -> float:
+        return min(self.samples)
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.fmean(self.samples)
+
+    def __str__(self) -> str:
+        return f"median {self.median_s * 1e3:.3f} ms, min {self.min_s * 1e3:.3f} ms of {len(self.samples)} runs"
+
+
+class GraphExecutor:
+    """A compiled model, its memory and its threads.
+
+    `threads` counts the calling thread, which takes part in every run and whose affinity never changes; the default
+    is what the model was compiled for, at most the cores at hand. `affinity[i]` is the CPU for thread i; thread 0 is
+    the caller and stays where it is. `entry` names an entry point; without it a call picks one by its input shapes.
+
+    An executor serves one run at a time (concurrent calls wait); use one a thread to run in parallel.
+    Raises ArtifactError when the file is damaged, foreign, or does not fit this machine.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        threads: int | None = None,
+        affinity: Sequence[int] | None = None,
+        entry: str | None = None,
+        check_hash: bool = True,
+    ) -> None:
+        self._programs: dict[str, GraphProgram] = {}
+        self._pool = 0
+        self._library: Library | None = None
+        artifact = read_artifact(path, check_hash)
+        check_machine(artifact)
+        self.manifest: Manifest = artifact.manifest
+        if threads is not None and not 1 <= threads <= 1024:
+            raise InputError(f"threads={threads}: use 1 to 1024")
+        self.threads = threads or max(1, min(self.manifest.threads, usable_cores()))
+        if entry is not None and entry not in self.manifest.entries:
+            raise ArtifactError(f"no entry {entry!r} in {artifact.path}; it has {', '.join(self.manifest.entries)}")
+        self._lock = threading.Lock()
+        self._library = Library(artifact.path)
+        self._pool = self._library.new_pool(self.threads, affinity)
+        self._choices = [entry] if entry is not None else list(self.manifest.entries)
+        self._current = self._program(self._choices[0])
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The model's inputs (of the entry in use)."""
+        return self._current.entry.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The model's outputs (of the entry in use)."""
+        return self._current.entry.outputs
+
+    @property
+    def entry(self) -> str:
+        """The entry point in use."""
+        return self._current.entry.name
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the memory that all intermediate tensors share."""
+        return self._current.arena_bytes
+
+    @property
+    def arena_lower_bound(self) -> int:
+        """Bytes that no plan can go under: the most that is alive at once."""
+        return self._current.arena_lower_bound
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run on `inputs` (name → array); returns name → array, owned by the caller. Raises InputError."""
+        with self._lock:
+            program = self._current if len(self._choices) == 1 else self._pick(inputs)
+            program.feed(inputs)
+            return dict(zip(program._out_names, program.call()))
+
+    def set_input(self, name: str, value: Any, copy: bool = True) -> None:
+        """Bind one input for `run`. With `copy=False` an aligned array is used where it lies, and must stay."""
+        with self._lock:
+            self._current.set_input(name, value, copy)
+
+    def run(self) -> None:
+        """Run on the inputs that are set."""
+        with self._lock:
+            self._current.run()
+
+    def get_output(self, which: int | str, copy: bool = False) -> Array:
+        """An output of the last run: a view that the next run overwrites, or a copy."""
+        names = self._current._out_names
+        if isinstance(which, str):
+            if which not in names:
+                raise InputError(f"no output {which!r}; the model has {', '.join(map(repr, names))}")
+            which = names.index(which)
+        elif not -len(names) <= which < len(names):
+            raise InputError(f"no output {which}; the model has {len(names)}")
+        result = self._current.results()[which]
+        return result.copy() if copy else result
+
+    def benchmark(self, repeat: int = 50, warmup: int = 3) -> Benchmark:
+        """Time `repeat` runs on the inputs that are set."""
+        for _ in range(warmup):
+            self.run()
+        samples = []
+        for _ in range(max(1, repeat)):
+            begin = time.perf_counter()
+            self.run()
+            samples.append(time.perf_counter() - begin)
+        return Benchmark(tuple(samples))
+
+    def close(self) -> None:
+        """Stop the threads and unload the library. Arrays returned by calls stay valid."""
+        self._programs.clear()
+        if self._library is not None:
+            if self._pool:
+                self._library.pool_free(self._pool)
+                self._pool = 0
+            _ctypes.dlclose(self._library.dll._handle)
+            self._library = None
+
+    def __enter__(self) -> GraphExecutor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _program(self, entry: str) -> GraphProgram:
+        if entry not in self._programs:
+            if self._library is None:
+                raise InputError("the executor is closed; make a new one")
+            self._programs[entry] = GraphProgram(self._library, self.manifest.entries[entry], self._pool)
+        return self._programs[entry]
+
+    def _pick(self, inputs: Mapping[str, Any]) -> GraphProgram:
+        """The entry whose input shapes fit; the current one when none does, so that its error is shown."""
+        shapes = {n: getattr(a, "shape", None) for n, a in inputs.items()}
+        for name in sorted(self._choices, key=lambda n: n != self.entry):
+            if _fits(self.manifest.entries[name], shapes):
+                self._current = self._program(name)
+                break
+        return self._current
+
+
+def _fits(entry: Entry, shapes: Mapping[str, Any]) -> bool:
+    for info in entry.inputs:
+        shape = shapes.get(info.name)
+        if shape is None or len(shape) != len(info.shape):
+            return False
+        for size, dim in zip(shape, info.shape):
+            if isinstance(dim, int):
+                if dim != size:
+                    return False
+                continue
+            low, high = entry.dims.get(dim, (0, None))
+            if size < low or (high is not None and size > high):
+                return False
+    return True

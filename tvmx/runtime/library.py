@@ -1,0 +1,70 @@
+"""The C side of a loaded artifact, through ctypes. The layout is that of tvmx_abi.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from tvmx.errors import ArtifactError
+
+AfterNode = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+
+
+class Call(ctypes.Structure):
+    """`tvmx_call`."""
+
+    _fields_ = (
+        ("pool", ctypes.c_void_p),
+        ("inputs", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("arena", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("ticks", ctypes.c_void_p),
+        ("after", AfterNode),
+        ("after_context", ctypes.c_void_p),
+    )
+
+
+class Library:
+    """A loaded artifact's functions. Pools are made and freed by their executor."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            # RTLD_LOCAL: two models may hold equal symbols.
+            self.dll = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise ArtifactError(f"cannot load {path}: {error}") from None
+        self.pool_new = self._function("tvmx_pool_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        self.pool_free = self._function("tvmx_pool_free", None, ctypes.c_void_p)
+        self.pool_scratch = self._function("tvmx_pool_scratch", ctypes.c_int64, ctypes.c_void_p)
+        self.pool_enter = self._function("tvmx_pool_enter", ctypes.c_void_p, ctypes.c_void_p)
+        self.last_error = self._function("tvmx_last_error", ctypes.c_char_p)
+        self.ticks = self._function("tvmx_ticks", ctypes.c_int64)
+
+    def run_function(self, entry: str) -> Any:
+        """`tvmx_run_<entry>`: takes the address of a Call, returns 0 or 1 + the node that failed."""
+        return self._function(f"tvmx_run_{entry}", ctypes.c_int, ctypes.c_void_p)
+
+    def params(self) -> int:
+        """Address of the parameters."""
+        return int(self._function("tvmx_params", ctypes.c_void_p)())
+
+    def new_pool(self, threads: int, cpus: Sequence[int] | None) -> int:
+        """Make a pool of `threads` threads, the caller among them."""
+        array = None
+        if cpus is not None:
+            padded = [*cpus[:threads], *[-1] * (threads - len(cpus))]
+            array = (ctypes.c_int * threads)(*padded)
+        pool = self.pool_new(threads, array)
+        if not pool:
+            raise ArtifactError(f"cannot start {threads} threads; use fewer")
+        return int(pool)
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        try:
+            function = getattr(self.dll, name)
+        except AttributeError:
+            raise ArtifactError(f"{self.dll._name} lacks {name}; compile the model again") from None
+        function.restype, function.argtypes = result, list(arguments)
+        return function

@@ -1,0 +1,212 @@
+"""The manifest of an artifact as data, checked field by field: a hostile file gives an ArtifactError, nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tvmx.errors import ArtifactError
+from tvmx.runtime.arena import ArenaBuffer
+
+FORMAT = 1
+ABI = 1
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, shape (an int, or an expression over symbolic dims) and dtype name of a model input or output."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the program. `offset` is a constant's place among the parameters."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    kind: str
+    alias_of: str | None
+    bytes: int | str
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One kernel call. `rule` tells the schedule: `cpu.conv2d`, or `tuned:cpu.conv2d`."""
+
+    name: str
+    kernel: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    flops: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Values of input `input` must lie in [low, high]: `node` uses them as indices."""
+
+    input: str
+    low: int
+    high: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Buffers to place; `offsets`, `bytes` and `lower_bound` are None when sizes are symbolic."""
+
+    buffers: tuple[ArenaBuffer, ...]
+    offsets: dict[str, int] | None
+    bytes: int | None
+    lower_bound: int | None
+    unshared_bytes: int | None
+    planner: str | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry point. `values` are the expressions whose results the host function takes."""
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    output_tensors: tuple[str, ...]
+    dims: dict[str, tuple[int, int | None]]
+    checks: tuple[Check, ...]
+    values: tuple[str, ...]
+    tensors: dict[str, Tensor]
+    nodes: tuple[Node, ...]
+    arena: Arena
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a library says of itself."""
+
+    tvmx: str
+    tvm: str
+    executor: str
+    reason: str | None
+    target: str
+    arch: str
+    features: frozenset[str]
+    threads: int
+    parameter_bytes: int
+    entries: dict[str, Entry]
+    raw: dict[str, Any]
+
+
+def read_manifest(data: bytes, path: str) -> Manifest:
+    """Parse and check. Raises ArtifactError saying which file and what is wrong."""
+    try:
+        raw = json.loads(data)
+        found = int(raw["format"]), int(raw["abi"])
+        if found != (FORMAT, ABI):
+            raise ArtifactError(
+                f"{path} has manifest format {found[0]}, ABI {found[1]}; this runtime reads {FORMAT}, {ABI}: "
+                "compile the model again, or install the tvmx that wrote it "
+                f"({raw.get('tvmx', 'unknown')})"
+            )
+        target = raw["target"]
+        return Manifest(
+            tvmx=str(raw["tvmx"]),
+            tvm=str(raw["tvm"]),
+            executor=_one_of(raw["executor"], "graph", "vm"),
+            reason=None if raw["reason"] is None else str(raw["reason"]),
+            target=str(target["name"]),
+            arch=str(target["arch"]),
+            features=frozenset(map(str, target["features"])),
+            threads=int(target["threads"]),
+            parameter_bytes=int(raw["parameter_bytes"]),
+            entries={str(n): _entry(str(n), e) for n, e in raw["entries"].items()},
+            raw=raw,
+        )
+    except ArtifactError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} has a damaged manifest ({type(error).__name__}: {error}); compile it again"
+        ) from None
+
+
+def _entry(name: str, raw: dict[str, Any]) -> Entry:
+    arena = raw["arena"]
+    return Entry(
+        name=name,
+        inputs=tuple(_info(i) for i in raw["inputs"]),
+        outputs=tuple(_info(o) for o in raw["outputs"]),
+        output_tensors=tuple(str(o["tensor"]) for o in raw["outputs"]),
+        dims={str(k): (int(v[0]), None if v[1] is None else int(v[1])) for k, v in raw["dims"].items()},
+        checks=tuple(Check(str(c["input"]), int(c["low"]), int(c["high"]), str(c["node"])) for c in raw["checks"]),
+        values=tuple(map(str, raw["values"])),
+        tensors={
+            str(t["name"]): Tensor(
+                str(t["name"]),
+                _shape(t["shape"]),
+                str(t["dtype"]),
+                str(t["kind"]),
+                None if t["alias_of"] is None else str(t["alias_of"]),
+                _dim(t["bytes"]),
+                None if t.get("offset") is None else int(t["offset"]),
+            )
+            for t in raw["tensors"]
+        },
+        nodes=tuple(
+            Node(
+                str(n["name"]),
+                str(n["kernel"]),
+                str(n["op"]),
+                tuple(map(str, n["inputs"])),
+                tuple(map(str, n["outputs"])),
+                int(n["flops"]),
+                str(n["rule"]),
+            )
+            for n in raw["nodes"]
+        ),
+        arena=Arena(
+            buffers=tuple(
+                ArenaBuffer(str(b[0]), int(b[1]), int(b[2]), _dim(b[3]), None if b[4] is None else str(b[4]))
+                for b in arena["buffers"]
+            ),
+            offsets=None if arena["offsets"] is None else {str(k): int(v) for k, v in arena["offsets"].items()},
+            bytes=_optional(arena["bytes"]),
+            lower_bound=_optional(arena["lower_bound"]),
+            unshared_bytes=_optional(arena["unshared_bytes"]),
+            planner=None if arena["planner"] is None else str(arena["planner"]),
+        ),
+    )
+
+
+def _info(raw: dict[str, Any]) -> TensorInfo:
+    return TensorInfo(str(raw["name"]), _shape(raw["shape"]), str(raw["dtype"]))
+
+
+def _shape(raw: list[Any]) -> tuple[int | str, ...]:
+    return tuple(_dim(d) for d in raw)
+
+
+def _dim(raw: Any) -> int | str:
+    if type(raw) is int:
+        if raw < 0:
+            raise ValueError(f"negative dimension {raw}")
+        return raw
+    if type(raw) is str:
+        return raw
+    raise TypeError(f"dimension {raw!r}")
+
+
+def _optional(raw: Any) -> int | None:
+    return None if raw is None else int(raw)
+
+
+def _one_of(raw: Any, *allowed: str) -> str:
+    if raw not in allowed:
+        raise ValueError(f"{raw!r} is not one of {allowed}")
+    return str(raw)

@@ -1,0 +1,124 @@
+"""Symbolic dims: bound from the inputs' shapes, with sizes, offsets and output shapes kept per signature."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tvmx.errors import InputError
+from tvmx.runtime.arena import to_problem
+from tvmx.runtime.dims import Bindings, DimFunction, compile_dim, names_in
+from tvmx.runtime.manifest import Entry
+
+_KEPT_SIGNATURES = 64
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Everything that follows from the dims: `values` is what the host function takes."""
+
+    dims: dict[str, int]
+    values: np.ndarray[Any, np.dtype[np.int64]]
+    output_shapes: tuple[tuple[int, ...], ...]
+    arena_bytes: int
+    lower_bound: int
+    offsets: dict[str, int]
+
+
+class ShapeBinder:
+    """Turns input shapes into a Signature; plans memory at the first use of a shape."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Signature] = OrderedDict()
+        self._inputs = [[_Dim(d) for d in i.shape] for i in entry.inputs]
+        self._outputs = [[compile_dim(d) for d in o.shape] for o in entry.outputs]
+        self._values = [compile_dim(v) for v in entry.values]
+        self._sizes: dict[int | str, DimFunction] = {b.size: compile_dim(b.size) for b in entry.arena.buffers}
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
+        """The signature of these input shapes, in the order of the inputs. Raises InputError."""
+        key = tuple(shapes)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._make(self._solve(key))
+            if len(self._cache) > _KEPT_SIGNATURES:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(key)
+        return found
+
+    def _solve(self, shapes: tuple[tuple[int, ...], ...]) -> dict[str, int]:
+        dims: dict[str, int] = {}
+        source: dict[str, str] = {}
+        for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
+            for axis, (size, dim) in enumerate(zip(shape, expected)):
+                if dim.name is None:
+                    continue
+                if dims.setdefault(dim.name, size) != size:
+                    raise InputError(
+                        f"input {info.name!r}: axis {axis} ({dim.name}) is {size}, but {source[dim.name]} says "
+                        f"{dims[dim.name]}"
+                    )
+                source.setdefault(dim.name, f"axis {axis} of input {info.name!r}")
+        for name, size in dims.items():
+            low, high = self.entry.dims.get(name, (0, None))
+            if size < low or (high is not None and size > high):
+                limit = f"{low} to {high}" if high is not None else f"at least {low}"
+                raise InputError(
+                    f"{source[name]} is {size}, but the model was compiled for {name} from {limit}; "
+                    "compile it with a wider Dim"
+                )
+        for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
+            for axis, (size, dim) in enumerate(zip(shape, expected)):
+                try:
+                    want = dim.function(dims)
+                except KeyError as unknown:
+                    raise InputError(
+                        f"input {info.name!r}: axis {axis} needs {unknown}, which no input gives"
+                    ) from None
+                if want != size:
+                    raise InputError(
+                        f"input {info.name!r}: axis {axis} must be {dim.text} = {want} for {dims}, got {size}"
+                    )
+        return dims
+
+    def _make(self, dims: dict[str, int]) -> Signature:
+        from tvmx.memory import plan
+
+        sizes = {text: max(0, function(dims)) for text, function in self._sizes.items()}
+        buffers = self.entry.arena.buffers
+        # Two buffers share in place only where both have the same size for these dims too.
+        by_id = {b.id: b for b in buffers}
+        buffers = tuple(
+            replace(b, over=None) if b.over and sizes[by_id[b.over].size] != sizes[b.size] else b for b in buffers
+        )
+        solution = plan(to_problem(buffers, sizes.__getitem__), planner="greedy")
+        offsets = [solution.offsets[b.id] for b in buffers]
+        values = np.array([*(f(dims) for f in self._values), *offsets, 0], np.int64)
+        return Signature(
+            dims=dims,
+            values=values,
+            output_shapes=tuple(tuple(f(dims) for f in o) for o in self._outputs),
+            arena_bytes=solution.height,
+            lower_bound=solution.lower_bound,
+            offsets=solution.offsets,
+        )
+
+
+class _Dim:
+    """One axis of an input: a plain name is solved for, anything else is checked."""
+
+    def __init__(self, text: int | str) -> None:
+        self.text = text
+        self.function = compile_dim(text)
+        self.name = text if isinstance(text, str) and text.isidentifier() and names_in(text) else None
+
+
+def bindings_text(dims: Bindings | Mapping[str, int]) -> str:
+    """`N=4, T=16`."""
+    return ", ".join(f"{k}={v}" for k, v in dims.items())
