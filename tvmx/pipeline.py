@@ -21,9 +21,12 @@ def canonicalize(target: Target) -> list[Pass]:
     """Constants folded, dead and duplicate code removed, inference forms of training operators."""
     from tvm import relax
 
+    from tvmx.passes import fold, rules_cleanup
+    from tvmx.passes.rewrite import rewrite_pass
+
     return [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.FoldConstant(),
+        rewrite_pass("tvmx.Cleanup", (*fold.RULES, *rules_cleanup.RULES)),
         relax.transform.CanonicalizeBindings(),
         relax.transform.EliminateCommonSubexpr(),
         relax.transform.DeadCodeElimination(),
@@ -34,11 +37,11 @@ def layout(target: Target) -> list[Pass]:
     """NHWC activations: channels are the vector dimension of every kernel, whatever their count."""
     from tvm import relax
 
+    from tvmx.passes.layout import convert_layout
+
     return [
-        relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]}),
-        relax.transform.Normalize(),
+        convert_layout(target),
         relax.transform.CanonicalizeBindings(),
-        relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
     ]
 
