@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import onnx
 
-from tvmx.frontend.rewrite import fused, integer, qoperator, quantized_lstm, recurrent
+from tvmx.frontend.rewrite import control_flow, fused, integer, qoperator, quantized_lstm, recurrent
 from tvmx.frontend.rewrite.engine import Report, apply_rules
 from tvmx.frontend.rewrite.rule import RewriteRule
+from tvmx.frontend.rewrite.split import SplitIf
+from tvmx.frontend.rewrite.split import split_if as _split_if
 
 RULES: tuple[RewriteRule, ...] = (
+    *control_flow.RULES,
     *recurrent.RULES,
     *quantized_lstm.RULES,
     *integer.RULES,
@@ -28,4 +31,13 @@ def rewrite_all(model: onnx.ModelProto) -> onnx.ModelProto:
     return apply_rules(model, RULES)[0]
 
 
-__all__ = ["RULES", "Report", "RewriteRule", "apply_rules", "rewrite_all"]
+def split_if(model: onnx.ModelProto) -> SplitIf | None:
+    """Two programs for a model with an If on a run-time condition that cannot become a Where.
+
+    None when there is no such If; then `rewrite_all` does. The programs hold no unrewritten
+    operator but further Ifs: call `split_if` on each, then `rewrite_all`.
+    """
+    return _split_if(model, RULES)
+
+
+__all__ = ["RULES", "Report", "RewriteRule", "SplitIf", "apply_rules", "rewrite_all", "split_if"]

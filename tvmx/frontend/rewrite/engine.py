@@ -222,18 +222,18 @@ def refusal_error(node: onnx.NodeProto, refusal: Refuse) -> ModelError:
 def apply_rules(
     model: onnx.ModelProto,
     rules: Sequence[RewriteRule],
-    tolerate: frozenset[str] = frozenset(),
+    tolerate: frozenset[str] | None = frozenset(),
 ) -> tuple[onnx.ModelProto, Report]:
     """Apply `rules` to the main graph until nothing changes.
 
     Small constants (shapes, axes, indices) fold on the way. Names of inputs and outputs survive.
     Raises ModelError for a node of a required rule that refuses, unless its operator is in
-    `tolerate`.
+    `tolerate` (None: any).
     """
     rewriter = _Rewriter(model, rules)
     pending = rewriter.run()
     for node, _, refusal in pending.values():
-        if op_key(node) not in tolerate:
+        if tolerate is not None and op_key(node) not in tolerate:
             raise refusal_error(node, refusal)
     refused = tuple(f"{op_key(n)}: {r.reason}" for n, _, r in pending.values())
     report = Report(dict(rewriter.counts), refused)

@@ -192,6 +192,8 @@ def unroll(m: Match, kind: Kind, weights_of: Callable[[Match, int, int], Weights
     """Emit the whole operator; returns Y, Y_h, Y_c ("" where not wanted)."""
     e = m.emit
     layout = m.attr("layout", 0)
+    if m.rank(0) != 3:
+        raise Refuse(f"X has rank {m.rank(0)}, not 3", "check the input shapes you gave")
     steps = m.dim(0, 1 if layout else 0)
     if steps == 0:
         raise Refuse("the sequence has length 0", "give the input a longer sequence")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from rewrite_check import (
+
+from tests.frontend.rewrite.check import (
     assert_same,
     backend_cases,
     check_backend_case,
@@ -15,7 +16,6 @@ from rewrite_check import (
     ops_of,
     ort_run,
 )
-
 from tvmx.frontend.rewrite import apply_rules, integer, rewrite_all
 
 U8, S8 = np.uint8, np.int8

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_check import assert_same, backend_cases, check_backend_case, one_node, ort_run
 
+from tests.frontend.rewrite.check import assert_same, backend_cases, check_backend_case, one_node, ort_run
 from tvmx.errors import ModelError
 from tvmx.frontend.rewrite import rewrite_all
 

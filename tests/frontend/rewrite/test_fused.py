@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto
-from rewrite_check import assert_same, one_node, ops_of
 
+from tests.frontend.rewrite.check import assert_same, one_node, ops_of
 from tvmx.frontend.rewrite import rewrite_all
 
 RNG = np.random.default_rng(5)

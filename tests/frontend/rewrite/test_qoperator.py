@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto
-from rewrite_check import backend_cases, check_backend_case, one_node, ops_of, ort_run
 
+from tests.frontend.rewrite.check import backend_cases, check_backend_case, one_node, ops_of, ort_run
 from tvmx.frontend.rewrite import rewrite_all
 
 RNG = np.random.default_rng(11)
