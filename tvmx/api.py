@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ def compile(
 
     clock = _Clock()
     lowered: dict[str, Lowered] = {}
-    for entry, entry_shapes in (entries or {"main": shapes}).items():
+    wanted: Mapping[str, Shapes | None] = entries or {"main": shapes}
+    for entry, entry_shapes in wanted.items():
         imported = import_onnx(model, entry_shapes, constants)
         clock("import")
         lowered[entry] = lower(imported, chosen, _dump_dir(config.dump_ir, entry, entries))
@@ -157,10 +158,13 @@ def tune(
     from tvmx.tune import extract_tasks
     from tvmx.tune import tune as tune_tasks
 
-    given = {"max_trials": max_trials, "time_budget_s": time_budget_s, "threads": threads}
+    given: dict[str, Any] = {
+        "log": str(log) if log is not None else None,
+        "max_trials": max_trials,
+        "time_budget_s": time_budget_s,
+        "threads": threads,
+    }
     config = dataclasses.replace(config or TuneConfig(), **{k: v for k, v in given.items() if v is not None})
-    if log is not None:
-        config = dataclasses.replace(config, log=str(log))
     chosen = resolve(target if target != "native" else config.target, config.threads)
     lowered = lower(import_onnx(model, shapes, constants), chosen)
     return tune_tasks(
@@ -181,7 +185,7 @@ def verify(
     shapes: Shapes | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
-) -> Sequence[Any]:
+) -> list[Any]:
     """Run the program after every pass against the model as imported; returns a `PassCheck` each.
 
     `inputs` default to random values. Raises ModelError or ConfigError.
@@ -190,7 +194,8 @@ def verify(
 
     imported = import_onnx(model, shapes, constants)
     arrays = dict(inputs) if inputs is not None else random_inputs(imported)
-    return verify_per_pass(imported, resolve(target, threads), arrays)
+    checks: list[Any] = verify_per_pass(imported, resolve(target, threads), arrays)
+    return checks
 
 
 def random_inputs(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
