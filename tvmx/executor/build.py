@@ -72,8 +72,9 @@ def build_artifact(
         if not program.entry.isidentifier() or not program.entry.isascii():
             raise CompileError(f"entry {program.entry!r} must be an identifier, like 'b8'")
     if any(p.graph is None for p in programs):
-        reason = next(p.vm_reason for p in programs if p.graph is None)
-        raise CompileError(f"the program is not a straight line of kernels: {reason}")
+        from tvmx.executor.vm_build import build_vm_artifact
+
+        return build_vm_artifact(programs, target, output)
     began = time.perf_counter()
     tools = Toolchain.of(target)
     planned = [_plan(p, planner, planner_budget_s) for p in programs]

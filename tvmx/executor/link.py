@@ -18,11 +18,20 @@ from tvmx.runtime.seal import MANIFEST_SECTION, SEAL_MAGIC, SEAL_SECTION, SEAL_S
 from tvmx.target import Target
 
 HERE = Path(__file__).parent
+_C_FLAGS = ("-fPIC", "-std=gnu11", "-fvisibility=hidden", f"-I{HERE}", "-w")
 
 EXPORTS = """\
 {
   global: tvmx_*;
   local: *;
+};
+"""
+
+# The VM finds kernels by symbol. Its loader would put TVM's own thread pool into these three if it saw them.
+VM_EXPORTS = """\
+{
+  global: *;
+  local: __TVMBackendParallelLaunch; __TVMBackendAllocWorkspace; __TVMBackendFreeWorkspace;
 };
 """
 
@@ -99,7 +108,8 @@ tvmx_manifest_begin: .incbin "manifest.json"
 tvmx_manifest_end: .byte 0
 .section {SEAL_SECTION},"a",{kind}
 .balign 8
-.ascii "{SEAL_MAGIC.decode()}"
+.globl tvmx_seal
+tvmx_seal: .ascii "{SEAL_MAGIC.decode()}"
 .zero {SEAL_SIZE - len(SEAL_MAGIC)}
 .section .note.GNU-stack,"",{kind}
 """
@@ -110,9 +120,8 @@ def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, out
     """Link everything in `folder` to `output`, which is replaced only by a whole, sealed file. Returns its bytes."""
     (folder / "host.c").write_text(PRELUDE + host + ACCESS)
     (folder / "exports.map").write_text(EXPORTS)
-    common = ["-O2", "-fPIC", "-std=gnu11", "-fvisibility=hidden", f"-I{HERE}", "-w"]
-    tools.run([*common, "-O1", "-c", "host.c", "-o", "host.o"], folder)
-    tools.run([*common, "-c", str(HERE / "pool.c"), "-o", "pool.o"], folder)
+    tools.run([*_C_FLAGS, "-O1", "-c", "host.c", "-o", "host.o"], folder)
+    compile_pool(folder, tools)
     tools.run(["-c", "data.S", "-o", "data.o"], folder)
     made = folder / "library.so"
     tools.run(
@@ -123,6 +132,12 @@ def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, out
     )  # fmt: skip
     seal(made)
     return install(made, output)
+
+
+def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False) -> None:
+    """Compile the thread pool to `pool.o`; the VM brings its own error reporting."""
+    define = ["-DTVMX_FOR_VM"] if for_vm else []
+    tools.run([*_C_FLAGS, "-O2", *define, "-c", str(HERE / "pool.c"), "-o", "pool.o"], folder)
 
 
 def install(made: Path, output: Path) -> int:

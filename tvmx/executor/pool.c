@@ -270,6 +270,7 @@ int (*__TVMBackendParallelLaunch)(parallel_fn, void*, int) = launch;
 void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = scratch_alloc;
 int (*__TVMBackendFreeWorkspace)(int, int, void*) = scratch_free;
 
+#ifndef TVMX_FOR_VM
 /* Kernels with assertions report through this function of the compiler's ffi library. */
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {
   size_t used = (size_t)snprintf(last_error, sizeof last_error, "%s: ", kind);
@@ -280,5 +281,6 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int
 void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* text) {
   TVMFFIErrorSetRaisedFromCStrParts(kind, &text, 1);
 }
+#endif
 
 EXPORT const char* tvmx_last_error(void) { return last_error; }

@@ -14,9 +14,10 @@ from tvmx.runtime.seal import open_sealed
 
 @dataclass(frozen=True)
 class Artifact:
-    """A library that fits this machine; `path` is absolute."""
+    """A whole, unchanged library; `path` is absolute, `seal` tells it from any other."""
 
     path: str
+    seal: bytes
     manifest: Manifest
 
 
@@ -28,13 +29,13 @@ def read_artifact(path: str | os.PathLike[str], check_hash: bool = True) -> Arti
     absolute = os.path.abspath(os.fspath(path))
     try:
         with open(absolute, "rb") as file:
-            elf, data = open_sealed(file, absolute, check_hash)
+            sealed = open_sealed(file, absolute, check_hash)
     except OSError as error:
         raise ArtifactError(f"cannot read {absolute}: {error.strerror or error}") from None
-    manifest = read_manifest(data, absolute)
-    if MACHINES.get(manifest.arch) != elf.machine:
+    manifest = read_manifest(sealed.manifest, absolute)
+    if MACHINES.get(manifest.arch) != sealed.elf.machine:
         raise ArtifactError(f"{absolute} says it is for {manifest.arch}, but its code is for another machine")
-    return Artifact(absolute, manifest)
+    return Artifact(absolute, sealed.seal, manifest)
 
 
 def check_machine(artifact: Artifact) -> None:

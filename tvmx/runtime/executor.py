@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _ctypes
+import logging
 import os
 import statistics
 import threading
@@ -19,6 +19,9 @@ from tvmx.runtime.machine import usable_cores
 from tvmx.runtime.manifest import Entry, Manifest, TensorInfo
 from tvmx.runtime.program import GraphProgram
 from tvmx.runtime.slots import Array
+from tvmx.runtime.vm import VmProgram
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ class GraphExecutor:
         entry: str | None = None,
         check_hash: bool = True,
     ) -> None:
-        self._programs: dict[str, GraphProgram] = {}
+        self._programs: dict[str, GraphProgram | VmProgram] = {}
         self._pool = 0
         self._library: Library | None = None
+        self._open: GraphProgram | VmProgram | None = None
         artifact = read_artifact(path, check_hash)
         check_machine(artifact)
         self.manifest: Manifest = artifact.manifest
@@ -74,10 +78,11 @@ class GraphExecutor:
         if entry is not None and entry not in self.manifest.entries:
             raise ArtifactError(f"no entry {entry!r} in {artifact.path}; it has {', '.join(self.manifest.entries)}")
         self._lock = threading.Lock()
-        self._library = Library(artifact.path)
+        self._path = artifact.path
+        self._library = Library(artifact.path, artifact.seal)
         self._pool = self._library.new_pool(self.threads, affinity)
         self._choices = [entry] if entry is not None else list(self.manifest.entries)
-        self._current = self._program(self._choices[0])
+        self._open = self._program(self._choices[0])
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -109,7 +114,7 @@ class GraphExecutor:
         with self._lock:
             program = self._current if len(self._choices) == 1 else self._pick(inputs)
             program.feed(inputs)
-            return dict(zip(program._out_names, program.call()))
+            return dict(zip(program.out_names, program.call()))
 
     def set_input(self, name: str, value: Any, copy: bool = True) -> None:
         """Bind one input for `run`. With `copy=False` an aligned array is used where it lies, and must stay."""
@@ -123,7 +128,7 @@ class GraphExecutor:
 
     def get_output(self, which: int | str, copy: bool = False) -> Array:
         """An output of the last run: a view that the next run overwrites, or a copy."""
-        names = self._current._out_names
+        names = self._current.out_names
         if isinstance(which, str):
             if which not in names:
                 raise InputError(f"no output {which!r}; the model has {', '.join(map(repr, names))}")
@@ -147,11 +152,12 @@ class GraphExecutor:
     def close(self) -> None:
         """Stop the threads and unload the library. Arrays returned by calls stay valid."""
         self._programs.clear()
+        self._open = None
         if self._library is not None:
             if self._pool:
                 self._library.pool_free(self._pool)
                 self._pool = 0
-            _ctypes.dlclose(self._library.dll._handle)
+            self._library.close()
             self._library = None
 
     def __enter__(self) -> GraphExecutor:
@@ -165,19 +171,29 @@ class GraphExecutor:
     def __del__(self) -> None:
         self.close()
 
-    def _program(self, entry: str) -> GraphProgram:
+    @property
+    def _current(self) -> GraphProgram | VmProgram:
+        if self._open is None:
+            raise InputError("the executor is closed; make a new one")
+        return self._open
+
+    def _program(self, entry: str) -> GraphProgram | VmProgram:
         if entry not in self._programs:
-            if self._library is None:
-                raise InputError("the executor is closed; make a new one")
-            self._programs[entry] = GraphProgram(self._library, self.manifest.entries[entry], self._pool)
+            assert self._library is not None
+            found = self.manifest.entries[entry]
+            if self.manifest.executor == "vm":
+                log.info("%s runs through the Relax VM: %s", self._path, self.manifest.reason)
+                self._programs[entry] = VmProgram(self._library, found, self._pool, self._library.path)
+            else:
+                self._programs[entry] = GraphProgram(self._library, found, self._pool)
         return self._programs[entry]
 
-    def _pick(self, inputs: Mapping[str, Any]) -> GraphProgram:
+    def _pick(self, inputs: Mapping[str, Any]) -> GraphProgram | VmProgram:
         """The entry whose input shapes fit; the current one when none does, so that its error is shown."""
         shapes = {n: getattr(a, "shape", None) for n, a in inputs.items()}
         for name in sorted(self._choices, key=lambda n: n != self.entry):
             if _fits(self.manifest.entries[name], shapes):
-                self._current = self._program(name)
+                self._open = self._program(name)
                 break
         return self._current
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from tvmx.errors import ArtifactError
+from tvmx.runtime.seal import SEAL_SIZE
 
 AfterNode = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 
@@ -29,12 +34,20 @@ class Call(ctypes.Structure):
 class Library:
     """A loaded artifact's functions. Pools are made and freed by their executor."""
 
-    def __init__(self, path: str) -> None:
-        try:
-            # RTLD_LOCAL: two models may hold equal symbols.
-            self.dll = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
-        except OSError as error:
-            raise ArtifactError(f"cannot load {path}: {error}") from None
+    def __init__(self, path: str, seal: bytes) -> None:
+        self.path = path
+        self._link_folder: str | None = None
+        self.dll = _open(path)
+        if self._seal() != seal:
+            # The system's loader knows libraries by name and gave us what this path held before.
+            self._unload()
+            self._link_folder = tempfile.mkdtemp(prefix="tvmx-")
+            self.path = os.path.join(self._link_folder, os.path.basename(path))
+            os.symlink(path, self.path)
+            self.dll = _open(self.path)
+            if self._seal() != seal:
+                self.close()
+                raise ArtifactError(f"{path} was replaced while it was being loaded; load it again")
         self.pool_new = self._function("tvmx_pool_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self.pool_free = self._function("tvmx_pool_free", None, ctypes.c_void_p)
         self.pool_scratch = self._function("tvmx_pool_scratch", ctypes.c_int64, ctypes.c_void_p)
@@ -61,6 +74,21 @@ class Library:
             raise ArtifactError(f"cannot start {threads} threads; use fewer")
         return int(pool)
 
+    def close(self) -> None:
+        """Unload. Nothing of the library may be used afterwards."""
+        self._unload()
+        if self._link_folder is not None:
+            shutil.rmtree(self._link_folder, ignore_errors=True)
+
+    def _unload(self) -> None:
+        _ctypes.dlclose(self.dll._handle)
+
+    def _seal(self) -> bytes:
+        try:
+            return bytes((ctypes.c_char * SEAL_SIZE).in_dll(self.dll, "tvmx_seal"))
+        except ValueError:
+            return b""
+
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
         try:
             function = getattr(self.dll, name)
@@ -68,3 +96,11 @@ class Library:
             raise ArtifactError(f"{self.dll._name} lacks {name}; compile the model again") from None
         function.restype, function.argtypes = result, list(arguments)
         return function
+
+
+def _open(path: str) -> ctypes.CDLL:
+    try:
+        # RTLD_LOCAL: two models may hold equal symbols.
+        return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise ArtifactError(f"cannot load {path}: {error}") from None

@@ -130,7 +130,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         )
     except ArtifactError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(
             f"{path} has a damaged manifest ({type(error).__name__}: {error}); compile it again"
         ) from None

@@ -35,7 +35,7 @@ class GraphProgram:
         self.slots = {i.name: InputSlot(i, tuple(c for c in entry.checks if c.input == i.name)) for i in entry.inputs}
         self._slot_list = list(self.slots.values())
         self._out_dtypes = [numpy_dtype(o.dtype) for o in entry.outputs]
-        self._out_names = [o.name for o in entry.outputs]
+        self.out_names = [o.name for o in entry.outputs]
         self._inputs = (ctypes.c_void_p * max(1, len(entry.inputs)))()
         self._outputs = (ctypes.c_void_p * max(1, len(entry.outputs)))()
         self._call = Call(pool=pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,13 +30,23 @@ def seal(path: Path) -> None:
         file.write(_FIELDS.pack(SEAL_MAGIC, size, digest))
 
 
-def open_sealed(file: BinaryIO, path: str, check_hash: bool = True) -> tuple[Elf, bytes]:
-    """Check size and hash of an open artifact; its headers and the manifest's bytes. Raises ArtifactError."""
+@dataclass(frozen=True)
+class Sealed:
+    """What a checked file holds: its headers, the seal's bytes, the manifest's bytes."""
+
+    elf: Elf
+    seal: bytes
+    manifest: bytes
+
+
+def open_sealed(file: BinaryIO, path: str, check_hash: bool = True) -> Sealed:
+    """Check size and hash of an open artifact. Raises ArtifactError."""
     size = os.fstat(file.fileno()).st_size
     elf = read_elf(file, size, path)
     at = _seal_section(elf, path)
     file.seek(at.offset)
-    magic, sealed_size, digest = _FIELDS.unpack(file.read(SEAL_SIZE))
+    found = file.read(SEAL_SIZE)
+    magic, sealed_size, digest = _FIELDS.unpack(found)
     if magic != SEAL_MAGIC:
         raise ArtifactError(f"{path} has a damaged seal; compile the model again")
     if sealed_size != size:
@@ -46,7 +57,7 @@ def open_sealed(file: BinaryIO, path: str, check_hash: bool = True) -> tuple[Elf
     if manifest is None:
         raise ArtifactError(f"{path} holds no manifest; compile the model again")
     file.seek(manifest.offset)
-    return elf, file.read(manifest.size).rstrip(b"\0")
+    return Sealed(elf, found, file.read(manifest.size).rstrip(b"\0"))
 
 
 def _seal_section(elf: Elf, path: str) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,30 +29,15 @@ class Signature:
     offsets: dict[str, int]
 
 
-class ShapeBinder:
-    """Turns input shapes into a Signature; plans memory at the first use of a shape."""
+class InputShapes:
+    """Solves the inputs' shapes for the symbolic dims and checks them against the declared bounds."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Signature] = OrderedDict()
         self._inputs = [[_Dim(d) for d in i.shape] for i in entry.inputs]
-        self._outputs = [[compile_dim(d) for d in o.shape] for o in entry.outputs]
-        self._values = [compile_dim(v) for v in entry.values]
-        self._sizes: dict[int | str, DimFunction] = {b.size: compile_dim(b.size) for b in entry.arena.buffers}
 
-    def bind(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
-        """The signature of these input shapes, in the order of the inputs. Raises InputError."""
-        key = tuple(shapes)
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = self._make(self._solve(key))
-            if len(self._cache) > _KEPT_SIGNATURES:
-                self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(key)
-        return found
-
-    def _solve(self, shapes: tuple[tuple[int, ...], ...]) -> dict[str, int]:
+    def solve(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """Dim → size for these input shapes, in the order of the inputs. Raises InputError."""
         dims: dict[str, int] = {}
         source: dict[str, str] = {}
         for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
@@ -66,26 +51,53 @@ class ShapeBinder:
                     )
                 source.setdefault(dim.name, f"axis {axis} of input {info.name!r}")
         for name, size in dims.items():
-            low, high = self.entry.dims.get(name, (0, None))
-            if size < low or (high is not None and size > high):
-                limit = f"{low} to {high}" if high is not None else f"at least {low}"
-                raise InputError(
-                    f"{source[name]} is {size}, but the model was compiled for {name} from {limit}; "
-                    "compile it with a wider Dim"
-                )
+            self._check_bounds(name, size, source[name])
         for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
             for axis, (size, dim) in enumerate(zip(shape, expected)):
-                try:
-                    want = dim.function(dims)
-                except KeyError as unknown:
-                    raise InputError(
-                        f"input {info.name!r}: axis {axis} needs {unknown}, which no input gives"
-                    ) from None
-                if want != size:
+                if (want := _evaluate(dim, dims, f"input {info.name!r}: axis {axis}")) != size:
                     raise InputError(
                         f"input {info.name!r}: axis {axis} must be {dim.text} = {want} for {dims}, got {size}"
                     )
         return dims
+
+    def _check_bounds(self, name: str, size: int, where: str) -> None:
+        low, high = self.entry.dims.get(name, (0, None))
+        if size < low or (high is not None and size > high):
+            limit = f"{low} to {high}" if high is not None else f"at least {low}"
+            raise InputError(
+                f"{where} is {size}, but the model was compiled for {name} from {limit}; compile it with a wider Dim"
+            )
+
+
+def _evaluate(dim: _Dim, dims: Bindings, where: str) -> int:
+    try:
+        return dim.function(dims)
+    except KeyError as unknown:
+        raise InputError(f"{where} needs the dim {unknown}, which no input gives") from None
+
+
+class ShapeBinder:
+    """Turns input shapes into a Signature; plans memory at the first use of a shape."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Signature] = OrderedDict()
+        self._inputs = InputShapes(entry)
+        self._outputs = [[compile_dim(d) for d in o.shape] for o in entry.outputs]
+        self._values = [compile_dim(v) for v in entry.values]
+        self._sizes: dict[int | str, DimFunction] = {b.size: compile_dim(b.size) for b in entry.arena.buffers}
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
+        """The signature of these input shapes, in the order of the inputs. Raises InputError."""
+        key = tuple(shapes)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._make(self._inputs.solve(key))
+            if len(self._cache) > _KEPT_SIGNATURES:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(key)
+        return found
 
     def _make(self, dims: dict[str, int]) -> Signature:
         from tvmx.memory import plan
@@ -117,8 +129,3 @@ class _Dim:
         self.text = text
         self.function = compile_dim(text)
         self.name = text if isinstance(text, str) and text.isidentifier() and names_in(text) else None
-
-
-def bindings_text(dims: Bindings | Mapping[str, int]) -> str:
-    """`N=4, T=16`."""
-    return ", ".join(f"{k}={v}" for k, v in dims.items())
