@@ -1,5 +1,5 @@
 """CPU schedules. Each module registers its rules on import."""
 
-from tvmx_schedules.cpu import conv, depthwise, generic
+from tvmx_schedules.cpu import conv, depthwise, generic, winograd
 
-__all__ = ["conv", "depthwise", "generic"]
+__all__ = ["conv", "depthwise", "generic", "winograd"]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tvmx.passes.legalize.winograd_te import STAGE_ANNOTATION
 from tvmx.schedule.workload import OP_ANNOTATION
 from tvmx.target import Target
 
@@ -27,17 +28,23 @@ def stages(sch: Any, op: str) -> Stage:
     root = sch.get_sblock("root")
     blocks = sch.get_child_blocks(root)
     anchor = next(b for b in blocks if sch.get(b).annotations.get(OP_ANNOTATION) == op)
-    before = _upstream(sch, anchor)
+    upstream = _upstream(sch, anchor)
+    after = [b for b in blocks if not any(sch.get(b).same_as(sch.get(p)) for p in (*upstream, anchor))]
+    before = [b for b in upstream if not _is_stage(sch, b)]
     for block in before[:-1]:
         sch.compute_inline(block)
-    after = [b for b in blocks if not any(sch.get(b).same_as(sch.get(p)) for p in (*before, anchor))]
     sinks = [b for b in after if not sch.get_consumers(b)]
     if len(sinks) != 1:
         raise ValueError(f"a convolution with {len(sinks)} output blocks")
     for block in after:
-        if not sch.get(block).same_as(sch.get(sinks[0])):
+        if not _is_stage(sch, block) and not sch.get(block).same_as(sch.get(sinks[0])):
             sch.compute_inline(block)
     return Stage(before[-1] if before else None, anchor, sinks[0])
+
+
+def _is_stage(sch: Any, block: Any) -> bool:
+    """Whether the legalization made the block a stage of the algorithm, which is never inlined."""
+    return STAGE_ANNOTATION in sch.get(block).annotations
 
 
 def _upstream(sch: Any, block: Any) -> list[Any]:

@@ -114,3 +114,39 @@ def depthwise_tile(width: int, channels: int, target: Target) -> tuple[int, int]
         lanes //= 2
     most = max(1, (target.vector_registers - 4) // 3)
     return max(d for d in divisors(width) if d <= most), lanes
+
+
+L3_BYTES_PER_CYCLE = 10.0
+TRANSFORM_CYCLES = 170.0  # of one 6×6 patch of one vector, in or out, loads and stores included
+
+
+def winograd_rows(batch: int, rows: int, columns: int, depth: int, channels: int, target: Target, threads: int) -> int:
+    """How many rows of tiles go through the stages together: the divisor of `rows` with the least predicted cost."""
+    return min(
+        divisors(rows),
+        key=lambda group: _winograd_group_cycles(batch, rows, columns, depth, channels, group, target, threads),
+    )
+
+
+def winograd_cycles(batch: int, rows: int, columns: int, depth: int, channels: int, target: Target) -> float:
+    """Predicted cycles of a Winograd layer of rows × columns tiles on one core."""
+    group = winograd_rows(batch, rows, columns, depth, channels, target, 1)
+    return _winograd_group_cycles(batch, rows, columns, depth, channels, group, target, 1)
+
+
+def _winograd_group_cycles(
+    batch: int, rows: int, columns: int, depth: int, channels: int, group: int, target: Target, threads: int
+) -> float:
+    positions = group * columns
+    tile = register_tile(positions, channels, depth, target, rounding=False)
+    full = target.lanes("float32")
+    cycles = 36 * tile_cycles(tile, positions, channels, depth, target)
+    cycles += TRANSFORM_CYCLES * positions * (math.ceil(depth / full) + math.ceil(channels / full))
+    weights = 36 * depth * channels * 4
+    stages = 36 * positions * (depth + channels) * 4
+    if weights + stages > target.l2_bytes:
+        cycles += weights / L3_BYTES_PER_CYCLE
+    if stages > target.l2_bytes * 0.75:
+        cycles += 2 * stages / L3_BYTES_PER_CYCLE
+    groups = batch * rows // group
+    return cycles * math.ceil(groups / threads)

@@ -25,7 +25,8 @@ def kernels(module: Any) -> list[str]:
     [
         (Case((1, 8, 8, 16), 16), "conv2d_1x1"),
         (Case((1, 8, 8, 16), 16, strides=(2, 2)), "conv2d"),
-        (Case((1, 8, 8, 16), 16, (3, 3)), "conv2d"),
+        (Case((1, 8, 8, 16), 16, (5, 5)), "conv2d"),
+        (Case((1, 28, 28, 32), 32, (3, 3)), "conv2d_winograd"),
         (Case((1, 8, 8, 16), 16, (3, 3), groups=16), "depthwise_conv2d"),
     ],
     ids=str,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te
+from tvmx.passes.legalize import conv_te, winograd_te
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.target import Target
 
@@ -57,6 +57,7 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
     if groups != 1:
         return default_legalization(bb, call)
 
+    from tvm import relax
     from tvmx_schedules.cpu.conv_model import register_tile
 
     if window.is_pointwise:
@@ -70,9 +71,27 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         )
         return emit(bb, lambda a, b: conv_te.pointwise(a, b, out), "conv2d_1x1", x, packed)
     tile = register_tile(ow, out, kh * kw * channels, target, rounding=True)
+    filters = constant_of(bb, weight)
+    if filters is not None and use_winograd(shapes[0], out, window, tile, target):
+        tile = register_tile(math.ceil(ow / winograd_te.TILE), out, channels, target, rounding=False)
+        packed = relax.const(winograd_te.weights(filters, tile.panel))
+        return emit(bb, lambda a, b: winograd_te.winograd(a, b, out, window), "conv2d_winograd", x, packed)
     packed = transformed(bb, weight, lambda w: conv_te.pack_panels(w, tile.panel), lambda w: pack_array(w, tile.panel))
     columns = math.ceil(ow / tile.rows) * tile.rows
     return emit(bb, lambda a, b: conv_te.direct(a, b, out, window, columns), "conv2d", x, packed)
+
+
+def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Any, target: Target) -> bool:
+    """Whether the model predicts F(4×4, 3×3) faster than the direct kernel with register tile `tile`."""
+    from tvmx_schedules.cpu.conv_model import tile_cycles, winograd_cycles
+
+    n, height, width, channels = x
+    if window.kernel != (3, 3) or window.strides != (1, 1) or window.dilation != (1, 1) or channels % 4 or out % 4:
+        return False
+    oh, ow = window.output(height, width)
+    direct = tile_cycles(tile, ow, out, 9 * channels, target) * n * oh
+    rows, columns = math.ceil(oh / winograd_te.TILE), math.ceil(ow / winograd_te.TILE)
+    return winograd_cycles(n, rows, columns, channels, out, target) < 0.9 * direct
 
 
 def emit(bb: Any, te_function: Callable[..., Any], name: str, *args: Any) -> Any:
@@ -100,7 +119,7 @@ def constant_of(bb: Any, value: Any) -> Any:
 
     if isinstance(value, relax.Var):
         value = bb.lookup_binding(value)
-    return value.data.numpy() if isinstance(value, ir.Constant) and hasattr(value, "data") else None
+    return value.value.numpy() if isinstance(value, ir.GenericConst) else None
 
 
 def pack_array(weight: Any, width: int) -> Any:
