@@ -50,12 +50,13 @@ def lower(target: Target) -> list[Pass]:
     """Operators become TensorIR; weights are packed now, since packing a constant is constant folding."""
     from tvm import relax
 
+    from tvmx.passes.fold_kernels import fold_kernels
+
     return [
         relax.transform.LegalizeOps(legalizers(target)),
         # Right here: FuseOps would merge reshapes into their neighbours and turn views into copies.
         relax.transform.RewriteDataflowReshape(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
+        fold_kernels(),
         relax.transform.DeadCodeElimination(),
     ]
 
@@ -64,7 +65,11 @@ def fuse(target: Target) -> list[Pass]:
     """Vertical fusion: elementwise epilogues join the kernel that makes their input."""
     from tvm import relax
 
+    from tvmx.passes.fuse import guard_patterns
+
     return [
+        relax.transform.AnnotateTIROpPattern(),
+        guard_patterns(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),

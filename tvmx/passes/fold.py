@@ -16,6 +16,8 @@ import numpy as np
 from tvmx.passes.constants import FOLDABLE, as_array, as_constant
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of, op_name
 
+GROWTH_LIMIT = 1 << 12  # bytes: a constant up to this size may be larger than what it is computed from
+
 Array = Any  # np.ndarray of any dtype
 Evaluator = Callable[[Any, list[Array]], "Array | None"]
 
@@ -151,7 +153,7 @@ def fold(scope: Scope, call: Any) -> Any:
     if not arrays or shape is None or not all(isinstance(d, int) for d in shape) or dtype not in FOLDABLE:
         return None
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size > scope.fold_limit and size > sum(a.nbytes for a in arrays):
+    if size > GROWTH_LIMIT and size > sum(a.nbytes for a in arrays):
         return Refusal(f"{size} bytes of constants would come from {sum(a.nbytes for a in arrays)}")
     with np.errstate(all="ignore"):
         result = EVALUATORS[op_name(call)](call, arrays)

@@ -10,6 +10,7 @@ compile time.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from tvmx.passes.view import (
     Axes,
     Dims,
     identity,
+    is_one,
     logical_of,
     permutation,
     reshape_axes,
@@ -34,6 +36,7 @@ class Root:
     shape: Dims
     is_constant: bool = False
     forms: dict[Any, Any] = field(default_factory=dict)
+    serial: int = field(default_factory=itertools.count().__next__)  # a later tensor has a larger one
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,13 @@ class Emitter:
         order = permutation(value.shape, held, want)
         if order is not None:
             return self._permute(root, order)
-        # Ranks differ: drop the unit dims, permute, and put back the unit dims that are wanted.
-        bare = self._reshape(root, tuple(value.shape[w] for w in order_held))
-        bare_root = Root(bare, tuple(value.shape[w] for w in order_held), root.is_constant, root.forms)
-        moved = self._permute(bare_root, tuple(order_held.index(w) for w in order_want))
-        moved_root = Root(moved, tuple(value.shape[w] for w in order_want), root.is_constant, root.forms)
-        return moved if len(order_want) == len(want) else self._reshape(moved_root, shape)
+        # Ranks differ: permute in the stored rank, so that the transpose can fuse with what made the tensor, and
+        # let a reshape, which is free, take the unit dims away or put them in.
+        units = [k for k, w in enumerate(held) if w is None or is_one(value.shape[w])]
+        order = (*units, *(held.index(w) for w in order_want))
+        moved = self._permute(root, order)
+        stored = tuple(root.shape[k] for k in order)
+        return self._reshape(Root(moved, stored, root.is_constant, root.forms), shape)
 
     def logical(self, value: Value) -> Any:
         """An expression that stores `value` in its logical order."""
@@ -161,7 +165,6 @@ def convert_layout(target: Any = None) -> Any:
     known = frozenset(legalizers(target)) if target is not None else frozenset()
     mutator = _mutator()
 
-    @tvm.transform.module_pass(opt_level=0, name="tvmx.ConvertLayout")
     def run(mod: Any, _: Any) -> Any:
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
@@ -169,7 +172,7 @@ def convert_layout(target: Any = None) -> Any:
                 mod[gv] = walker.visit_expr(func)
         return mod
 
-    return run
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.ConvertLayout")
 
 
 def _mutator() -> Any:

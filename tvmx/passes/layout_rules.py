@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmx.passes.layout import Emitter, Value
-from tvmx.passes.view import Axes, covers, follow, identity, is_one, logical_of, same_dims
+from tvmx.passes.view import Axes, covers, follow, identity, is_one, logical_of, same_dims, storage_order
 
 Rule = Callable[[Emitter, Any], "Value | list[Value] | None"]
 
@@ -157,13 +157,19 @@ def _again(call: Any, args: list[Any]) -> Any:
 def leader(values: list[Value], shape: tuple[Any, ...]) -> Value | None:
     """The operand whose storage an element-wise operator takes over: one that holds every long axis of the result.
 
-    Among several, one that is not in its logical order: that order was chosen by a convolution or a transpose, and
-    the others may follow for nothing.
+    Among several, one whose long axes are not in logical order: a convolution or a transpose chose that order, and
+    the others may follow for nothing. Among those, the one made last: it is the one the operator can be fused with,
+    while an older one (a residual) lies in memory and can be viewed in any shape.
     """
     full = [v for v in values if len(v.shape) == len(shape) and same_dims(v.shape, shape) and covers(v.shape, v.axes)]
     variable = [v for v in full if not v.is_constant] or full
-    moved = [v for v in variable if v.axes != identity(len(v.shape)) or v.rank != len(v.shape)]
-    return (moved or variable or [None])[0]
+    moved = [v for v in variable if _is_moved(v)] or variable
+    return max(moved, key=lambda v: v.root.serial, default=None)
+
+
+def _is_moved(value: Value) -> bool:
+    order = storage_order(value.shape, logical_of(value.axes, value.rank))
+    return list(order) != sorted(order)
 
 
 def elementwise(em: Emitter, call: Any) -> Value | None:

@@ -35,10 +35,9 @@ class RewriteRule:
 class Scope:
     """What a rule may ask about the program around a call."""
 
-    def __init__(self, builder: Any, mod: Any, uses: dict[Any, int], fold_limit: int) -> None:
+    def __init__(self, builder: Any, mod: Any, uses: dict[Any, int]) -> None:
         self.builder = builder
         self.mod = mod
-        self.fold_limit = fold_limit  # bytes that constant folding may add per constant
         self._uses = uses
         self._definitions: dict[Any, Any] = {}
 
@@ -133,7 +132,7 @@ def count_uses(func: Any) -> dict[Any, int]:
     return uses
 
 
-def rewrite_pass(name: str, rules: Sequence[RewriteRule], fold_limit: int = 1 << 12) -> Any:
+def rewrite_pass(name: str, rules: Sequence[RewriteRule]) -> Any:
     """A module pass that applies `rules` until none fires; dead code is removed after each round."""
     import tvm
     from tvm import relax
@@ -143,14 +142,13 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule], fold_limit: int = 1 <<
         for root in rule.roots:
             table.setdefault(root.removeprefix("relax."), []).append(rule)
 
-    @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod: Any, _: Any) -> Any:
         counts: dict[str, int] = {}
         for _round in range(MAX_ROUNDS):
             before = sum(counts.values())
             for gv, func in mod.functions_items():
                 if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                    walker = _walker()(mod, func, table, fold_limit, counts)
+                    walker = _walker()(mod, func, table, counts)
                     mod[gv] = walker.visit_expr(func)
             if sum(counts.values()) == before:
                 break
@@ -158,10 +156,10 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule], fold_limit: int = 1 <<
             mod = relax.transform.EliminateCommonSubexpr()(mod)
             mod = relax.transform.DeadCodeElimination()(mod)
         if counts:
-            log.debug("%s: %s", name, ", ".join(f"{k} × {v}" for k, v in sorted(counts.items())))
+            log.debug("%s: %s", name, ", ".join(f"{k} x {v}" for k, v in sorted(counts.items())))
         return mod
 
-    return run
+    return tvm.transform.module_pass(run, opt_level=0, name=name)
 
 
 _WALKER: Any = None
@@ -181,12 +179,12 @@ def _make_walker() -> Any:
 
     @relax.expr_functor.mutator
     class RewriteWalker(relax.PyExprMutator):  # type: ignore[misc]
-        def __init__(self, mod: Any, func: Any, table: Any, fold_limit: int, counts: dict[str, int]) -> None:
+        def __init__(self, mod: Any, func: Any, table: Any, counts: dict[str, int]) -> None:
             super().__init__(mod)
             self.table = table
             self.counts = counts
             self.uses = count_uses(func)
-            self.scope = Scope(self.builder_, mod, dict(self.uses), fold_limit)
+            self.scope = Scope(self.builder_, mod, dict(self.uses))
 
         def visit_var_binding_(self, binding: Any) -> None:
             if not isinstance(binding.value, tvm.ir.Call):

@@ -1,0 +1,98 @@
+"""Which kernels FuseOps may join. It looks at operator kinds only; here the kinds are corrected by what a merged
+kernel would have to recompute.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvmx.passes.rewrite import dims_of
+
+# TVM's OpPatternKind
+BROADCAST = 1
+INJECTIVE = 2
+OUT_ELEMENTWISE_FUSABLE = 4
+PATTERN = "op_pattern"
+
+
+def guard_patterns() -> Any:
+    """The pass; to run right after AnnotateTIROpPattern.
+
+    - An element-wise kernel that spreads a computed small tensor over a large one (an SE block's scale, a mean)
+      becomes injective: FuseOps would otherwise make it the epilogue of the small tensor's convolution, which would
+      then be computed once per element of the large one. It still joins element-wise neighbours.
+    - A kernel that reads elements of a computed input several times (resize, tile, broadcast) no longer swallows the
+      element-wise producer of that input, but still takes an epilogue.
+    """
+    import tvm
+    from tvm import relax, tirx
+
+    def run(mod: Any, _: Any) -> Any:
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mod = _guard_function(mod, gv)
+        return mod
+
+    def _guard_function(mod: Any, gv: Any) -> Any:
+        computed: set[Any] = set()
+        renamed: dict[Any, Any] = {}
+        for block in mod[gv].body.blocks:
+            for binding in block.bindings:
+                kind = _corrected(mod, binding.value, computed)
+                if kind is not None:
+                    callee = binding.value.args[0]
+                    renamed[binding.var] = (callee, kind)
+                computed.add(binding.var)
+        if not renamed:
+            return mod
+        clones: dict[Any, Any] = {}
+        builder_mod = mod
+
+        @relax.expr_functor.mutator
+        class Redirect(relax.PyExprMutator):  # type: ignore[misc]
+            def visit_var_binding_(self, binding: Any) -> None:
+                if binding.var in renamed:
+                    callee, kind = renamed[binding.var]
+                    key = (callee.name_hint, kind)
+                    if key not in clones:
+                        clone = builder_mod[callee].with_attr(PATTERN, kind)
+                        clones[key] = self.builder_.add_func(clone, callee.name_hint)
+                    call = binding.value
+                    call = tvm.ir.Call(call.op, [clones[key], *call.args[1:]], call.attrs, call.ty_args)
+                    binding = relax.VarBinding(binding.var, call)
+                super().visit_var_binding_(binding)
+
+        walker = Redirect(mod)
+        func = walker.visit_expr(mod[gv])
+        result = walker.builder_.get()
+        result[gv] = func
+        return result
+
+    def _corrected(mod: Any, value: Any, computed: set[Any]) -> int | None:
+        if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
+            return None
+        func = mod[value.args[0]]
+        kind = func.attrs.get(PATTERN) if func.attrs else None
+        result = _elements(value)
+        if kind is None or int(kind) > INJECTIVE or result is None or not isinstance(func, tirx.PrimFunc):
+            return None
+        for operand in value.args[1].fields:
+            size = _elements(operand)
+            if operand in computed and size is not None and size < result:
+                return (
+                    INJECTIVE if int(kind) <= BROADCAST and len(value.args[1].fields) > 1 else OUT_ELEMENTWISE_FUSABLE
+                )
+        return None
+
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.GuardPatterns")
+
+
+def _elements(expr: Any) -> int | None:
+    """How many elements a tensor has, symbolic dims counted as large."""
+    from tvm import relax
+
+    if not isinstance(expr.ty, relax.TensorType):
+        return None
+    shape = dims_of(expr)
+    return None if shape is None else math.prod(d if isinstance(d, int) else 1 << 10 for d in shape)
