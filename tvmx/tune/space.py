@@ -1,0 +1,183 @@
+"""Spaces: what may be measured for a task. One per schedule rule that claims it, and MetaSchedule's own rules.
+
+A space is a trace with sampling instructions. A candidate is the trace under other decisions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvmx.schedule import Workload, apply_rule, rules_for
+from tvmx.target import Target
+from tvmx.tune.task import Task
+
+log = logging.getLogger(__name__)
+
+SMALL_WORK = 1 << 22  # iterations below which MetaSchedule's large spaces are worth a try for any kernel
+
+Decision = Any  # list[int] of a perfect tile, int of a categorical or a compute location, None: draw one
+Decisions = tuple[Decision, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One sampling instruction: its kind, and the limit or the number of options that it draws from."""
+
+    kind: str  # "SamplePerfectTile" | "SampleCategorical" | ...
+    limit: int  # max_innermost_factor, or number of candidates
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule to measure. `key` is equal for equal candidates in every process."""
+
+    space: str
+    decisions: Decisions
+    key: str
+    sch: Any = field(compare=False, repr=False)
+
+    @property
+    def func(self) -> Any:
+        return self.sch.mod["main"]
+
+    @property
+    def trace(self) -> Any:
+        """JSON."""
+        return self.sch.trace.as_json()
+
+
+class Space:
+    """A trace over a task's kernel, its choices, and what is done after it (MetaSchedule's postprocessors)."""
+
+    def __init__(self, name: str, func: Any, trace: Any, finish: Callable[[Any], bool] | None = None) -> None:
+        import tvm
+
+        self.name = name
+        self.trace = trace
+        self.mod = tvm.IRModule({"main": func})
+        self.finish = finish
+        self.choices: list[Choice] = []
+        decisions = []
+        for inst in trace.insts:
+            if inst.kind.name.startswith("Sample"):
+                self.choices.append(_choice(inst))
+                decisions.append(plain(trace.get_decision(inst)))
+        self.given: Decisions = tuple(decisions)
+        self.skeleton = skeleton(trace.as_json())
+
+    def candidate(self, decisions: Sequence[Decision], seed: int = 0) -> Candidate | None:
+        """The schedule under these decisions; None in place of one draws it. None where they do not fit."""
+        from tvm.s_tir import Schedule
+
+        queue = iter(decisions)
+
+        def decide(inst: Any, inputs: Any, attrs: Any, decision: Any) -> Any:
+            return next(queue) if inst.kind.name.startswith("Sample") else decision
+
+        sch = Schedule(self.mod, seed=seed + 1, debug_mask="none", error_render_level="none")
+        try:
+            self.trace.apply_to_schedule(sch, remove_postproc=False, decision_provider=decide)
+            drawn = decisions_of(sch.trace)
+            if self.finish is not None and not self.finish(sch):
+                return None
+        except (RuntimeError, ValueError, TypeError, StopIteration):
+            return None
+        return Candidate(self.name, drawn, key_of(self.skeleton, drawn), sch)
+
+
+def spaces_for(task: Task, target: Target) -> list[Space]:
+    """The spaces of a task, its default first. The default's own decisions are `spaces[0].given`."""
+    workload = Workload.of(task.func)
+    spaces: list[Space] = []
+    for rule in rules_for(workload, target):
+        try:
+            scheduled = apply_rule(rule, task.func, target)
+            spaces.append(Space(rule.name, task.func, scheduled.trace))
+        except (RuntimeError, ValueError) as error:  # ScheduleError is a RuntimeError
+            reason = str(error).strip().splitlines() or [""]
+            log.info("%s: schedule rule %s refused: %s", task.name, rule.name, reason[-1])
+    if workload.anchor is not None and (task.work <= SMALL_WORK or not spaces or spaces[0].name == "cpu.generic"):
+        spaces += metaschedule_spaces(task, target)
+    return spaces
+
+
+def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
+    """MetaSchedule's generic CPU rules (multi-level tiling, no vector intrinsics) as spaces of the task."""
+    import tvm
+
+    from tvmx.compat import load_tensor_intrinsics
+
+    load_tensor_intrinsics()
+    from tvm.s_tir import meta_schedule as ms
+
+    generator = ms.space_generator.PostOrderApply(
+        sch_rules=ms.ScheduleRule.create("llvm"),
+        postprocs=[
+            ms.postproc.DisallowDynamicLoop(),
+            ms.postproc.RewriteParallelVectorizeUnroll(),
+            ms.postproc.RewriteReductionBlock(),
+        ],
+        mutator_probs={},
+    )
+    context = ms.TuneContext(
+        mod=tvm.IRModule({"main": task.func}),
+        target=target.tvm(),
+        space_generator=generator,
+        num_threads=1,
+        rand_state=1,
+    )
+    try:
+        designs = context.generate_design_space()
+    except RuntimeError as error:
+        log.info("%s: MetaSchedule finds no space: %s", task.name, str(error).strip().splitlines()[-1:])
+        return []
+
+    def finish(sch: Any) -> bool:
+        sch.enter_postproc()
+        # The context owns the generator, and that owns the postprocessors' state.
+        return context is not None and all(p.apply(sch) for p in generator.postprocs)
+
+    return [Space(f"metaschedule.{i}", task.func, d.trace, finish) for i, d in enumerate(designs)]
+
+
+def decisions_of(trace: Any) -> Decisions:
+    """What a trace's sampling instructions decided, in order."""
+    return tuple(plain(trace.get_decision(i)) for i in trace.insts if i.kind.name.startswith("Sample"))
+
+
+def plain(decision: Any) -> Decision:
+    """A decision as JSON knows it."""
+    if decision is None or isinstance(decision, int):
+        return decision
+    if hasattr(decision, "value"):
+        return int(decision.value)
+    return [int(v) for v in decision]
+
+
+def skeleton(trace: Any) -> str:
+    """Identity of a trace (JSON) apart from its decisions and postprocessing."""
+    insts = []
+    for inst in trace[0]:
+        if inst[0] == "EnterPostproc":
+            break
+        insts.append(inst)
+    return hashlib.sha256(json.dumps(insts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def key_of(skeleton_hash: str, decisions: Sequence[Decision]) -> str:
+    """Identity of a candidate."""
+    return f"{skeleton_hash}:{json.dumps(list(decisions), separators=(',', ':'))}"
+
+
+def _choice(inst: Any) -> Choice:
+    kind = str(inst.kind.name)
+    if kind == "SamplePerfectTile":
+        return Choice(kind, int(inst.attrs[1]))
+    if kind == "SampleCategorical":
+        return Choice(kind, len(inst.attrs[0]))
+    return Choice(kind, 0)
