@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from tvmx.schedule import Scheduled, apply_default
 from tvmx.target import Target
 from tvmx.tune.lookup import open_logs
+from tvmx.tune.trace import replay
 from tvmx.tune.workload import canonical, workload_hash
 
-__all__ = ["apply_schedules", "is_scheduled", "open_logs", "replay", "schedule_hash"]
+__all__ = ["apply_schedules", "is_scheduled", "open_logs", "schedule_hash"]
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +65,6 @@ def is_scheduled(func: Any) -> bool:
 def schedule_hash(func: Any) -> str:
     """16 hex digits: identity of a scheduled PrimFunc, whatever its name."""
     return workload_hash(func)
-
-
-def replay(func: Any, trace: Any) -> Any:
-    """Apply a trace (JSON) to an unscheduled PrimFunc. Raises RuntimeError if it does not fit."""
-    import tvm
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import Trace
-
-    sch = Schedule(tvm.IRModule({"main": func}), debug_mask="none")
-    Trace.apply_json_to_schedule(trace, sch)
-    return sch.mod["main"]
 
 
 def _tuned(func: Any, default: Scheduled, target: Target, source: Lookup) -> Scheduled | None:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tvmx.tune.space import Candidate, Choice, Decision, Decisions, Space
+from tvmx.tune.space import Candidate, Choice, Space
+from tvmx.tune.trace import Decision, Decisions
 
 T = TypeVar("T")
 Score = Callable[[Sequence[Candidate]], Sequence[float]]

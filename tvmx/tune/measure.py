@@ -6,7 +6,6 @@ exactly `target.threads` threads.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -217,11 +216,3 @@ def _save(func: Any) -> str:
     import tvm
 
     return str(tvm.ir.save_json(func.with_attr("global_symbol", "main")))
-
-
-def discard(builds: Sequence[Built | None]) -> None:
-    """Delete the files of several builds."""
-    for built in builds:
-        if built is not None:
-            with contextlib.suppress(OSError):
-                built.delete()

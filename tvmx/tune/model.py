@@ -49,9 +49,11 @@ class CostModel:
 
     def add(self, task: Task, candidates: Sequence[Candidate], seconds: Sequence[float | None]) -> None:
         """Learn from measured candidates; None is a failure."""
+        if not candidates:
+            return
         for row, value in zip(self.features(task, candidates), seconds):
             self._samples.append((task.workload, row, value))
-        self._stale = self._stale or bool(candidates)
+        self._stale = True
 
     def predict(self, task: Task, candidates: Sequence[Candidate]) -> np.ndarray:
         """Scores, higher is faster. All zero while there is too little to learn from."""

@@ -102,7 +102,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+    out: np.ndarray = raw[start : start + size].view(dtype).reshape(shape)
+    return out
 
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, positive: bool) -> np.ndarray:
@@ -167,7 +168,7 @@ class Bench:
         copies = 1
         if self.spec["cache"] == "rotate":
             copies = min(MAX_COPIES, max(1, -(-int(self.spec["rotate_bytes"]) // max(1, total))))
-        self.sets = []
+        self.sets: list[Packed] = []
         for i in range(copies):
             arrays = []
             for n, (shape, dtype) in enumerate(zip(shapes, self.dtypes)):
@@ -207,7 +208,8 @@ class Bench:
         """Seconds a call, over `calls` calls on sets of arguments in turn."""
         if self.flush is not None:
             self.flush += 1
-        sets, clock = self.sets, time.perf_counter
+        # One thread's own clock leaves out the time in which another process had its core.
+        sets, clock = self.sets, time.thread_time if self.threads == 1 else time.perf_counter
         order = [sets[i % len(sets)] for i in range(calls)]
         begin = clock()
         for packed in order:
@@ -218,7 +220,8 @@ class Bench:
         """How many calls make a sample long enough to time; one where each must find cold caches."""
         if self.flush is not None:
             return 1
-        return max(1, min(100_000, math.ceil(self.spec["min_repeat_s"] / max(seconds, 1e-7))))
+        wanted = float(self.spec["min_repeat_s"]) / max(seconds, 1e-7)
+        return max(1, min(100_000, math.ceil(wanted)))
 
 
 class Runner:

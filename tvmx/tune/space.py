@@ -5,8 +5,6 @@ A space is a trace with sampling instructions. A candidate is the trace under ot
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +13,11 @@ from typing import Any
 from tvmx.schedule import Workload, apply_rule, rules_for
 from tvmx.target import Target
 from tvmx.tune.task import Task
+from tvmx.tune.trace import Decision, Decisions, decisions_of, key_of, plain, skeleton, trace_json
 
 log = logging.getLogger(__name__)
 
 SMALL_WORK = 1 << 22  # iterations below which MetaSchedule's large spaces are worth a try for any kernel
-
-Decision = Any  # list[int] of a perfect tile, int of a categorical or a compute location, None: draw one
-Decisions = tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Candidate:
     @property
     def trace(self) -> Any:
         """JSON."""
-        return self.sch.trace.as_json()
+        return trace_json(self.sch.trace)
 
 
 class Space:
@@ -68,7 +64,7 @@ class Space:
                 self.choices.append(_choice(inst))
                 decisions.append(plain(trace.get_decision(inst)))
         self.given: Decisions = tuple(decisions)
-        self.skeleton = skeleton(trace.as_json())
+        self.skeleton = skeleton(trace_json(trace))
 
     def candidate(self, decisions: Sequence[Decision], seed: int = 0) -> Candidate | None:
         """The schedule under these decisions; None in place of one draws it. None where they do not fit."""
@@ -143,35 +139,6 @@ def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
         return context is not None and all(p.apply(sch) for p in generator.postprocs)
 
     return [Space(f"metaschedule.{i}", task.func, d.trace, finish) for i, d in enumerate(designs)]
-
-
-def decisions_of(trace: Any) -> Decisions:
-    """What a trace's sampling instructions decided, in order."""
-    return tuple(plain(trace.get_decision(i)) for i in trace.insts if i.kind.name.startswith("Sample"))
-
-
-def plain(decision: Any) -> Decision:
-    """A decision as JSON knows it."""
-    if decision is None or isinstance(decision, int):
-        return decision
-    if hasattr(decision, "value"):
-        return int(decision.value)
-    return [int(v) for v in decision]
-
-
-def skeleton(trace: Any) -> str:
-    """Identity of a trace (JSON) apart from its decisions and postprocessing."""
-    insts = []
-    for inst in trace[0]:
-        if inst[0] == "EnterPostproc":
-            break
-        insts.append(inst)
-    return hashlib.sha256(json.dumps(insts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def key_of(skeleton_hash: str, decisions: Sequence[Decision]) -> str:
-    """Identity of a candidate."""
-    return f"{skeleton_hash}:{json.dumps(list(decisions), separators=(',', ':'))}"
 
 
 def _choice(inst: Any) -> Choice:

@@ -1,0 +1,363 @@
+"""A tuning session: measure the defaults, spend the budget where it pays, confirm winners, log everything at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tvmx.errors import ConfigError, TuneError
+from tvmx.target import Target, cpu_features, detect_host
+from tvmx.tune.log import TuningLog
+from tvmx.tune.measure import Built, MeasureConfig, Measurer
+from tvmx.tune.model import CostModel
+from tvmx.tune.progress import Display, Progress, TaskProgress
+from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, target_to_json
+from tvmx.tune.search import SearchConfig, TaskSearch
+from tvmx.tune.space import Candidate
+from tvmx.tune.task import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What a session did. `progress.tasks` holds each task's default and best latency."""
+
+    log: str
+    progress: Progress
+    new_trials: int
+    failed: dict[str, int]  # status → trials
+    confirmed: int  # tasks with a winner
+    interrupted: bool
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        tasks = [{**dataclasses.asdict(t), "speedup": t.speedup} for t in self.progress.tasks]
+        return {
+            "log": self.log,
+            "new_trials": self.new_trials,
+            "failed": self.failed,
+            "confirmed": self.confirmed,
+            "interrupted": self.interrupted,
+            "seconds": self.seconds,
+            "default_total_s": self.progress.default_total_s,
+            "total_s": self.progress.total_s,
+            "tasks": tasks,
+        }
+
+    def __str__(self) -> str:
+        p = self.progress
+        failed = ", ".join(f"{n} {status}" for status, n in sorted(self.failed.items())) or "none"
+        return (
+            f"{self.new_trials} trials in {self.seconds:.0f} s{' (interrupted)' if self.interrupted else ''}; "
+            f"failed: {failed}\n{self.confirmed} of {len(p.tasks)} kernels have a confirmed faster schedule; "
+            f"all kernels {p.default_total_s * 1e3:.3f} -> {p.total_s * 1e3:.3f} ms ({p.speedup:.2f}x)\nlog: {self.log}"
+        )
+
+
+def tune(
+    tasks: Sequence[Task],
+    target: Target,
+    log: str | Path,
+    max_trials: int = 1000,
+    time_budget_s: float = 600.0,
+    on_progress: Callable[[Progress], None] | None = None,
+    seed: int = 0,
+    search: SearchConfig | None = None,
+    measure: MeasureConfig | None = None,
+) -> TuneReport:
+    """Search faster schedules for `tasks` and append what is measured to the log at `log`, made if absent.
+
+    Ends after `max_trials` trials of this session, `time_budget_s` seconds, or when nothing is left to try.
+    Trials that the log already holds are not repeated. Ctrl-C ends the session after the kernel being measured;
+    everything found until then is in the log. `on_progress` replaces the display on stderr.
+    Raises ConfigError for a target that is not this machine, TuneError for an unusable log or compiler.
+    """
+    check_host(target)
+    if max_trials < 1 or time_budget_s <= 0:
+        raise ConfigError("max_trials must be at least 1 and time_budget_s positive")
+    with _Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure) as measurer:
+        session = _Session(TuningLog(log), target, measurer, search or SearchConfig(), seed, interrupt, show)
+        session.max_trials, session.time_budget_s = max_trials, time_budget_s
+        return session.run(tasks)
+
+
+def check_host(target: Target) -> None:
+    """Raise ConfigError unless this machine can run the target's code."""
+    host = detect_host()
+    if target.kind != "cpu" or target.arch != host.arch:
+        raise ConfigError(f"target {target.name!r} cannot be measured on {host.arch}; tune elsewhere")
+    missing = sorted(target.features - cpu_features())
+    if missing:
+        raise ConfigError(f"target {target.name!r} needs {', '.join(missing)}, which this CPU lacks; tune elsewhere")
+    cores = len(os.sched_getaffinity(0))
+    if target.threads > cores:
+        raise ConfigError(f"threads={target.threads}, but this process may use {cores} cores; use at most that many")
+
+
+class _Session:
+    def __init__(
+        self,
+        tuning_log: TuningLog,
+        target: Target,
+        measurer: Measurer,
+        config: SearchConfig,
+        seed: int,
+        interrupt: _Interrupt,
+        show: Callable[[Progress], None],
+    ) -> None:
+        self.log = tuning_log
+        self.target = target
+        self.measurer = measurer
+        self.config = config
+        self.rng = random.Random(seed)
+        self.interrupt = interrupt
+        self.show = show
+        self.max_trials, self.time_budget_s = 0, 0.0
+        self.begin = time.monotonic()
+        self.new_trials = 0
+        self.failed: dict[str, int] = {}
+        self.failed_of: dict[str, int] = {}
+        self.searches: list[TaskSearch] = []
+        self.active: TaskSearch | None = None
+        self.stage = "starting"
+
+    def run(self, tasks: Sequence[Task]) -> TuneReport:
+        self.searches = [TaskSearch(t, self.target, self.config, self.rng) for t in tasks]
+        self.model = CostModel(self.target, threads=max(1, min(4, len(os.sched_getaffinity(0)))))
+        self.stage = "measuring the defaults"
+        for search in self.searches:
+            if self.over():
+                break
+            self.measure_default(search)
+        self.stage = "searching"
+        while not self.over():
+            best = max(self.searches, key=TaskSearch.expected_gain, default=None)
+            if best is None or best.expected_gain() <= 0.0:
+                break
+            self.round(best)
+        self.active, self.stage = None, "done"
+        progress = self.progress()
+        self.show(progress)
+        return TuneReport(
+            log=str(self.log.folder),
+            progress=progress,
+            new_trials=self.new_trials,
+            failed=self.failed,
+            confirmed=sum(s.winner is not None for s in self.searches),
+            interrupted=self.interrupt.count > 0,
+            seconds=time.monotonic() - self.begin,
+        )
+
+    def over(self) -> bool:
+        spent = time.monotonic() - self.begin
+        return self.interrupt.count > 0 or self.new_trials >= self.max_trials or spent >= self.time_budget_s
+
+    def measure_default(self, search: TaskSearch) -> None:
+        """Trial 0. A task whose default fails is not searched: there is nothing to compare with."""
+        self.active = search
+        self.log.add_workload(search.task.func, search.task.name)
+        search.prepare(self.log, self.model)
+        if search.default is None:
+            return
+        build = self.measurer.build([search.default.func])[0]
+        search.default_build = build
+        status, samples, error = build.status, [], build.error
+        if build.path is not None:
+            outcome = self.measurer.trial(search.task.func, build, build, float("inf"))
+            status, samples, error = outcome.status, list(outcome.samples[0]), outcome.error
+        seconds = self.append_trial(search, search.default, status, samples, error, default=True)
+        self.model.add(search.task, [search.default], [seconds])
+        search.default_s = seconds
+        if seconds is None:
+            log.warning("%s: its default schedule fails (%s: %s); not tuned", search.task.name, status, error)
+            search.exhausted = True
+        self.show(self.progress())
+
+    def round(self, search: TaskSearch) -> None:
+        """Propose, build and run a batch; let the fastest prove themselves."""
+        self.active = search
+        before = search.best_s
+        candidates = search.propose(self.model)[: max(1, self.max_trials - self.new_trials)]
+        self.show(self.progress())
+        builds = self.measurer.build([c.func for c in candidates])
+        measured: list[tuple[Candidate, float | None]] = []
+        kept: dict[str, Built] = {}
+        for candidate, build in zip(candidates, builds):
+            if self.interrupt.count:
+                build.delete()
+                continue
+            status, samples, error = build.status, [], build.error
+            if build.path is not None:
+                outcome = self.run_trial(search, build)
+                status, samples, error = outcome.status, list(outcome.samples[0]), outcome.error
+            seconds = self.append_trial(search, candidate, status, samples, error)
+            measured.append((candidate, seconds))
+            kept[candidate.key] = build
+        self.model.add(search.task, [c for c, _ in measured], [s for _, s in measured])
+        for challenger in search.challengers():
+            if self.interrupt.count == 0:
+                self.confirm(search, challenger, kept)
+        for build in kept.values():
+            if build is not search.winner_build:
+                build.delete()
+        search.end_round(before)
+        self.show(self.progress())
+
+    def run_trial(self, search: TaskSearch, build: Built) -> Any:
+        assert search.default_build is not None
+        best = search.leader_s or search.default_s or float("inf")
+        give_up = best * self.measurer.config.give_up
+        return self.measurer.trial(search.task.func, search.default_build, build, give_up)
+
+    def confirm(self, search: TaskSearch, challenger: Candidate, kept: dict[str, Built]) -> None:
+        """Measure a challenger again, interleaved with the default and the winner so far, on fresh inputs."""
+        best = search.best_s
+        measured = search.seconds[challenger.key]
+        if best is None or measured is None or measured >= best * (1 - self.config.min_gain):
+            return  # the one before it raised the bar
+        build = kept.get(challenger.key) or self.measurer.build([challenger.func])[0]
+        assert search.default_build is not None
+        if build.path is None:
+            search.rejected.add(challenger.key)
+            return
+        rivals = [search.default_build, build]
+        if search.winner_build is not None and search.winner_build.path is not None:
+            rivals.append(search.winner_build)
+        outcome = self.measurer.compare(search.task.func, rivals, seed=self.rng.randrange(1 << 30))
+        reason = f"{outcome.status}: {outcome.error}" if outcome.status != "OK" else ""
+        if not reason:
+            for rival, name in zip((0, 2), ("the default", "the winner so far")):
+                if rival < len(outcome.samples):
+                    gain = speedup(outcome.samples[rival], outcome.samples[1])
+                    if gain < 1 + self.config.min_gain * (rival == 0):
+                        reason = f"{gain:.3f} x the speed of {name} when interleaved"
+                        break
+        samples = outcome.samples or ((), ())
+        verdict = Verdict(
+            search.task.workload,
+            search.task.name,
+            target_to_json(self.target),
+            challenger.space,
+            challenger.trace,
+            REJECTED if reason else CONFIRMED,
+            default_hash=search.default_hash,
+            default_s=list(samples[0]),
+            run_s=list(samples[1]),
+            reason=reason,
+        )
+        self.log.append([verdict])
+        if reason:
+            search.rejected.add(challenger.key)
+            if challenger.key not in kept:
+                build.delete()
+            return
+        if search.winner_build is not None:
+            search.winner_build.delete()
+        search.winner, search.winner_build = verdict, build
+
+    def append_trial(
+        self,
+        search: TaskSearch,
+        candidate: Candidate,
+        status: str,
+        samples: list[float],
+        error: str,
+        default: bool = False,
+    ) -> float | None:
+        trial = Trial(
+            search.task.workload,
+            search.task.name,
+            target_to_json(self.target),
+            candidate.space,
+            candidate.trace,
+            status,
+            decisions=list(candidate.decisions),
+            run_s=samples if status == "OK" else [],
+            error=error,
+            default=default,
+        )
+        self.log.append([trial])
+        self.new_trials += 1
+        if trial.seconds is None:
+            self.failed[status] = self.failed.get(status, 0) + 1
+            self.failed_of[search.task.workload] = self.failed_of.get(search.task.workload, 0) + 1
+        search.record(candidate, trial.seconds)
+        return trial.seconds
+
+    def progress(self) -> Progress:
+        rows = tuple(
+            TaskProgress(
+                name=s.task.name,
+                rule=f"tuned:{s.winner.rule}" if s.winner else s.spaces[0].name if s.spaces else "",
+                occurrences=s.task.occurrences,
+                trials=s.trials,
+                failed=self.failed_of.get(s.task.workload, 0),
+                default_s=s.default_s,
+                best_s=s.best_s,
+                done=s.finished,
+                active=s is self.active,
+            )
+            for s in self.searches
+        )
+        spent = time.monotonic() - self.begin
+        return Progress(rows, self.new_trials, self.max_trials, spent, self.time_budget_s, self.stage)
+
+
+def speedup(default: Sequence[float], challenger: Sequence[float]) -> float:
+    """Median of the ratios of samples taken side by side: what disturbs one disturbs the other."""
+    return statistics.median(a / b for a, b in zip(default, challenger))
+
+
+class _Interrupt:
+    """Counts Ctrl-C instead of raising: TVM turns an exception in a callback into an error of its own.
+
+    The second one raises. Outside the main thread signals belong to someone else, and nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._old: Any = None
+
+    def __enter__(self) -> _Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._old = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._old is not None:
+            signal.signal(signal.SIGINT, self._old)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+
+
+class _Callback:
+    def __init__(self, function: Callable[[Progress], None]) -> None:
+        self.function = function
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        return self.function
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _display(on_progress: Callable[[Progress], None] | None) -> Any:
+    return _Callback(on_progress) if on_progress is not None else Display()
+
+
+__all__ = ["TuneError", "TuneReport", "check_host", "speedup", "tune"]
