@@ -16,7 +16,7 @@ from tvmx.tune.task import Task
 
 MIN_SAMPLES = 12  # below this the model knows nothing
 MAX_SAMPLES = 3000  # the newest
-ROUNDS = 120
+ROUNDS = 100
 PARAMS = {
     "objective": "reg:squarederror",
     "max_depth": 6,
@@ -25,13 +25,14 @@ PARAMS = {
     "colsample_bytree": 0.5,
     "min_child_weight": 1.0,
     "verbosity": 0,
+    "nthread": 1,  # for some hundred rows more threads only wait for each other
 }
 
 
 class CostModel:
     """Predicts, for a task, the best known time over a candidate's time: 1 is as good as the best, 0 a failure."""
 
-    def __init__(self, target: Target, threads: int = 1, seed: int = 0) -> None:
+    def __init__(self, target: Target, seed: int = 0) -> None:
         from tvmx.compat import load_tensor_intrinsics
 
         load_tensor_intrinsics()
@@ -44,8 +45,8 @@ class CostModel:
         self._features: dict[tuple[str, str], np.ndarray] = {}  # workload, candidate key
         self._samples: list[tuple[str, np.ndarray, float | None]] = []  # workload, features, seconds
         self._booster: Any = None
-        self._stale = True
-        self._params = {**PARAMS, "nthread": threads, "seed": seed}
+        self._fitted = 0  # samples at the last fit
+        self._params = {**PARAMS, "seed": seed}
 
     def add(self, task: Task, candidates: Sequence[Candidate], seconds: Sequence[float | None]) -> None:
         """Learn from measured candidates; None is a failure."""
@@ -53,13 +54,13 @@ class CostModel:
             return
         for row, value in zip(self.features(task, candidates), seconds):
             self._samples.append((task.workload, row, value))
-        self._stale = True
 
     def predict(self, task: Task, candidates: Sequence[Candidate]) -> np.ndarray:
         """Scores, higher is faster. All zero while there is too little to learn from."""
         if not candidates:
             return np.zeros(0)
-        if self._stale:
+        new = len(self._samples) - self._fitted
+        if new >= max(MIN_SAMPLES, len(self._samples) // 20):
             self._fit()
         rows = self.features(task, candidates)
         if self._booster is None:
@@ -90,10 +91,8 @@ class CostModel:
         return self._contexts[task.workload]
 
     def _fit(self) -> None:
-        self._stale = False
+        self._fitted = len(self._samples)
         samples = self._samples[-MAX_SAMPLES:]
-        if len(samples) < MIN_SAMPLES:
-            return
         import xgboost
 
         best: dict[str, float] = {}

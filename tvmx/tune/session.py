@@ -135,7 +135,7 @@ class _Session:
 
     def run(self, tasks: Sequence[Task]) -> TuneReport:
         self.searches = [TaskSearch(t, self.target, self.config, self.rng) for t in tasks]
-        self.model = CostModel(self.target, threads=max(1, min(4, len(os.sched_getaffinity(0)))))
+        self.model = CostModel(self.target)
         self.stage = "measuring the defaults"
         for search in self.searches:
             if self.over():
