@@ -25,7 +25,7 @@ def same_dim(a: Dim, b: Dim) -> bool:
     """Provably equal."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    from tvm.arith import Analyzer
+    from tvm.sym import Analyzer
 
     return bool(Analyzer().can_prove_equal(a, b))
 
@@ -105,7 +105,7 @@ def _which_to_grow(a: Dim, b: Dim) -> str | None:
     if isinstance(a, int) and isinstance(b, int):
         return "source" if a < b else "target"
     from tvm import tirx
-    from tvm.arith import Analyzer
+    from tvm.sym import Analyzer
 
     analyzer = Analyzer()
 
