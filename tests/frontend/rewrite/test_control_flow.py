@@ -229,21 +229,6 @@ def test_weights_in_a_loop_body_are_shared_between_iterations():
     assert len(rewritten.graph.initializer) == 1
 
 
-@pytest.mark.parametrize("case", backend_cases("if", "loop11", "scan9_sum", "scan_sum"))
+@pytest.mark.parametrize("case", backend_cases("loop11", "scan9_sum", "scan_sum"))
 def test_onnx_node_tests(case):
-    if case.name == "test_loop11":
-        # Its trip count is an input; bound, as constants={"trip_count": ...} does.
-        inputs, _ = case.data_sets[0]
-        bind(case.model, {"trip_count": inputs[0], "cond": inputs[1]})
-        case.data_sets[0] = (inputs[2:], case.data_sets[0][1])
-    if case.name.startswith("test_if_"):
-        pytest.skip("sequences and optionals")
-    check_backend_case(case, ["If", "Loop", "Scan"])
-
-
-def bind(model, values):
-    graph = model.graph
-    kept = [i for i in graph.input if i.name not in values]
-    del graph.input[:]
-    graph.input.extend(kept)
-    graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in values.items())
+    check_backend_case(case, ["If", "Loop", "Scan"], bound=["trip_count", "cond"])

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import onnx
 
-from tvmx.frontend.rewrite import control_flow, fused, integer, qoperator, quantized_lstm, recurrent
+from tvmx.frontend.rewrite import (
+    control_flow,
+    functions,
+    fused,
+    integer,
+    numeric,
+    qoperator,
+    quantized_lstm,
+    recurrent,
+    signal,
+    spatial,
+    subbyte,
+)
 from tvmx.frontend.rewrite.engine import Report, apply_rules
 from tvmx.frontend.rewrite.rule import RewriteRule
 from tvmx.frontend.rewrite.split import SplitIf
@@ -18,8 +30,13 @@ RULES: tuple[RewriteRule, ...] = (
     *recurrent.RULES,
     *quantized_lstm.RULES,
     *integer.RULES,
+    *subbyte.RULES,
     *qoperator.RULES,
     *fused.RULES,
+    *functions.RULES,
+    *numeric.RULES,
+    *signal.RULES,
+    *spatial.RULES,
 )
 
 

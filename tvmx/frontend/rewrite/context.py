@@ -17,6 +17,9 @@ from tvmx.frontend.rewrite.evaluate import evaluate
 Array = NDArray[np.generic]
 Dim = int | str | None
 
+_BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+
 # An unrolled LSTM step is about 20 nodes; past this a compile takes minutes.
 MAX_NODES = 60_000
 
@@ -185,10 +188,18 @@ class GraphContext:
             return self._fold_shape(node)
         if not all(self.constant_is_small(name, limit) for name in node.input if name):
             return None
-        if any(True for _ in subgraphs(node)):
+        if any(True for _ in subgraphs(node)) or self._unpacks_a_weight(node):
             return None
         arrays = [self.constant(name) if name else None for name in node.input]
         return evaluate(node, arrays, self.opsets, max_output=max(limit, 4096))
+
+    def _unpacks_a_weight(self, node: onnx.NodeProto) -> bool:
+        """Whether folding would store an 8-bit weight as floats of four times the size."""
+        if node.op_type != "Cast" or self.constant_is_small(node.input[0], 256):
+            return False
+        known = self.type(node.input[0])
+        to = next(a.i for a in node.attribute if a.name == "to")
+        return known is not None and known.elem in _BYTES and to in _FLOATS
 
     def _fold_shape(self, node: onnx.NodeProto) -> list[Array] | None:
         known = self.type(node.input[0])

@@ -46,10 +46,10 @@ def rewrite_if(m: Match) -> list[str]:
     condition = _flag(m, 0, "the condition")
     branches = m.attr("then_branch"), m.attr("else_branch")
     if condition is not None:
-        return Body(m, branches[0 if condition else 1]).inline(())
+        return Body.of_graph(m, branches[0 if condition else 1]).inline(())
     _require_cheap(m, branches)
     e = m.emit
-    taken = [Body(m, branch).inline((), side) for branch, side in zip(branches, ("then", "else"))]
+    taken = [Body.of_graph(m, branch).inline((), side) for branch, side in zip(branches, ("then", "else"))]
     flag = m.input(0)
     if m.type(flag).shape != ():
         flag = e.reshape(flag, ())
@@ -100,7 +100,7 @@ def rewrite_loop(m: Match) -> list[str]:
         known = _flag(m, 1, "the condition")
         active = m.input(1) if known is None else known
     state = list(m.node.input[2:])
-    body = Body(m, m.attr("body"))
+    body = Body.of_graph(m, m.attr("body"))
     scans: list[list[str]] = [[] for _ in body.outputs[1 + len(state) :]]
     yes = e.const(True, "true")
     step = 0
@@ -167,7 +167,7 @@ def rewrite_scan(m: Match) -> list[str]:
     e = m.emit
     count = m.attr("num_scan_inputs")
     first = len(m.node.input) - count
-    body = Body(m, m.attr("body"))
+    body = Body.of_graph(m, m.attr("body"))
     state = list(m.node.input[:first])
     axes = m.attr("scan_input_axes", [0] * count)
     backwards = m.attr("scan_input_directions", [0] * count)
@@ -205,7 +205,7 @@ def rewrite_scan_8(m: Match) -> list[str]:
     count = m.attr("num_scan_inputs")
     states = len(m.node.input) - 1 - count
     backwards = m.attr("directions", [0] * count)
-    body = Body(m, m.attr("body"))
+    body = Body.of_graph(m, m.attr("body"))
     batch, steps = m.dim(1 + states, 0), m.dim(1 + states, 1)
     results: list[list[str]] = [[] for _ in body.outputs]
     for b in range(batch):

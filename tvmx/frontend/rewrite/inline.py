@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 
@@ -13,25 +13,38 @@ from tvmx.frontend.rewrite.rule import Match
 class Body:
     """A subgraph ready to be inlined any number of times; its constants are shared by all copies."""
 
-    def __init__(self, m: Match, graph: onnx.GraphProto) -> None:
+    def __init__(
+        self,
+        m: Match,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        nodes: Iterable[onnx.NodeProto],
+        initializers: Iterable[onnx.TensorProto] = (),
+    ) -> None:
         self.m = m
-        self.inputs = [i.name for i in graph.input]
-        self.outputs = [o.name for o in graph.output]
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
         self.nodes: list[onnx.NodeProto] = []
         self._shared: dict[str, str] = {}
-        for tensor in graph.initializer:
+        for tensor in initializers:
             copy = onnx.TensorProto()
             copy.CopyFrom(tensor)
             copy.name = m.graph.fresh(f"{m.emit.prefix}/{clean(tensor.name)}")
             m.graph.constants[copy.name] = copy
             self._shared[tensor.name] = copy.name
-        for node in graph.node:
+        for node in nodes:
             values = m.graph.fold(node, 0) if node.op_type == "Constant" else None
             if values is None:
                 self.nodes.append(node)
             else:
                 name = f"{m.emit.prefix}/{clean(node.output[0])}"
                 self._shared[node.output[0]] = m.graph.add_constant(values[0], name)
+
+    @classmethod
+    def of_graph(cls, m: Match, graph: onnx.GraphProto) -> Body:
+        """The body of an If, Loop or Scan."""
+        inputs, outputs = ([v.name for v in group] for group in (graph.input, graph.output))
+        return cls(m, inputs, outputs, graph.node, graph.initializer)
 
     def inline(self, actuals: Sequence[str], step: str = "") -> list[str]:
         """Emit a copy with `actuals` as inputs; returns the names of the outputs.
