@@ -1,10 +1,11 @@
-"""Placing blocks one after the other: no sharing at all, and greedy by size with offsets."""
+"""Orders of placing blocks one after the other: the heuristics that always run."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tvmx.memory.blocks import Blocks, Ints
+from tvmx.memory.engine import place_in_order
 
 
 def plan_none(blocks: Blocks) -> Ints:
@@ -25,48 +26,10 @@ def plan_greedy(blocks: Blocks) -> Ints:
     return place_in_order(blocks, order, smallest_gap=True)
 
 
-def place_in_order(blocks: Blocks, order: Ints, smallest_gap: bool = False) -> Ints:
-    """Offsets after placing blocks in `order`, each as low as it fits, or into the smallest gap.
+def plan_best_fit(blocks: Blocks) -> Ints:
+    """Best fit by lifetime: the longest-lived block first, each into the smallest gap that holds it.
 
-    Pinned blocks are placed first whatever the order says.
+    Long-lived blocks end up side by side at the bottom and leave the rest one stretch of bytes.
     """
-    n = len(blocks)
-    start, end = blocks.start.tolist(), blocks.end.tolist()
-    size, align, pinned = blocks.size.tolist(), blocks.align.tolist(), blocks.pinned.tolist()
-    offsets = np.zeros(n, dtype=np.int64)
-    # The placed blocks, sorted by offset, in arrays that grow in place: a block looks at those
-    # alive with it by one vector comparison, which beats a Python loop from 60 blocks on.
-    at = np.zeros(n, dtype=np.int64)
-    top, s, e = np.zeros_like(at), np.zeros_like(at), np.zeros_like(at)
-    count = 0
-    sequence = [k for k in order.tolist() if pinned[k] >= 0]
-    sequence += [k for k in order.tolist() if pinned[k] < 0]
-    for k in sequence:
-        if pinned[k] >= 0:
-            place = pinned[k]
-        else:
-            near = np.flatnonzero((s[:count] < end[k]) & (e[:count] > start[k]))
-            place = _gap(at[near].tolist(), top[near].tolist(), size[k], align[k], smallest_gap)
-        offsets[k] = place
-        i = int(at[:count].searchsorted(place))
-        for a, v in ((at, place), (top, place + size[k]), (s, start[k]), (e, end[k])):
-            a[i + 1 : count + 1] = a[i:count]
-            a[i] = v
-        count += 1
-    return offsets
-
-
-def _gap(at: list[int], top: list[int], size: int, align: int, smallest: bool) -> int:
-    """Where `size` bytes fit between neighbours sorted by offset, or after the last of them."""
-    cursor = 0
-    best = -1
-    best_room = 0
-    for low, high in zip(at, top):
-        place = -(-cursor // align) * align
-        room = low - cursor
-        if low - place >= size and (best < 0 or room < best_room):
-            best, best_room = place, room
-            if not smallest:
-                return best
-        cursor = max(cursor, high)
-    return best if best >= 0 else -(-cursor // align) * align
+    order = np.lexsort((-blocks.size, blocks.start - blocks.end))
+    return place_in_order(blocks, order, smallest_gap=True)

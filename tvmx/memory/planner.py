@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tvmx.errors import PlanError
 from tvmx.memory.blocks import Blocks, Ints, lower_bound, merge
-from tvmx.memory.greedy import plan_greedy, plan_none
+from tvmx.memory.coloring import plan_coloring
+from tvmx.memory.engine import engine_name
+from tvmx.memory.greedy import plan_best_fit, plan_greedy, plan_none
 from tvmx.memory.problem import Problem, Solution
+from tvmx.memory.region import plan_region
+from tvmx.memory.search import search
 from tvmx.memory.validate import validate
 
 
@@ -40,30 +44,58 @@ class Planner(Protocol):
 
 def _heuristic(name: str, place: Callable[[Blocks], Ints]) -> Planner:
     def planner(blocks: Blocks, goal: Goal) -> Outcome:
-        return Outcome(place(blocks), name)
+        return Outcome(place(blocks), name, engine=engine_name())
 
     return planner
 
 
-HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {"greedy": plan_greedy}
+HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
+    "greedy": plan_greedy,
+    "best_fit": plan_best_fit,
+    "region": plan_region,
+    "coloring": plan_coloring,
+}
+# Trying every class against every block is quadratic and colouring never wins on a large problem.
+MAX_COLORING = 2000
 
 
-def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
-    """The lowest plan of all heuristics, then of the search, until the target is reached."""
+def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
     best: Outcome | None = None
     for name, place in HEURISTICS.items():
-        found = Outcome(place(blocks), name)
+        if name == "coloring" and len(blocks) > MAX_COLORING:
+            continue
+        found = Outcome(place(blocks), name, engine=engine_name())
         if best is None or blocks.height(found.offsets) < blocks.height(best.offsets):
             best = found
-        if blocks.height(best.offsets) <= goal.target:
+        if blocks.height(best.offsets) <= target:
             break
     assert best is not None
     return best
 
 
+def _searched(blocks: Blocks, goal: Goal, best: Outcome) -> Outcome:
+    if blocks.height(best.offsets) <= goal.target or (blocks.pinned >= 0).any():
+        return best
+    found = search(blocks, best.offsets, goal.target, goal.budget_s, goal.seed)
+    lower = blocks.height(found.offsets) < blocks.height(best.offsets)
+    name = "search" if lower else best.planner
+    return Outcome(found.offsets, name, found.truncated, found.engine, found.steps)
+
+
+def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
+    """The best heuristic plan, lowered by the search; named after what found it."""
+    return _searched(blocks, goal, _best_heuristic(blocks, goal.target))
+
+
+def plan_search(blocks: Blocks, goal: Goal) -> Outcome:
+    """The same under the name of the search, whoever found the plan."""
+    return replace(plan_best(blocks, goal), planner="search")
+
+
 PLANNERS: dict[str, Planner] = {
     "none": _heuristic("none", plan_none),
     **{name: _heuristic(name, place) for name, place in HEURISTICS.items()},
+    "search": plan_search,
     "best": plan_best,
 }
 

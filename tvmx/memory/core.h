@@ -1,0 +1,23 @@
+/* The compiled core of the planner: plain C on flat arrays, no Python, no allocation kept. */
+#ifndef TVMX_MEMORY_CORE_H
+#define TVMX_MEMORY_CORE_H
+
+#include <stdint.h>
+
+enum { TVMX_SOLVED = 0, TVMX_INFEASIBLE = 1, TVMX_OUT_OF_STEPS = 2, TVMX_OUT_OF_MEMORY = 3 };
+
+/* Place n blocks in `order`, each at its lowest fitting offset, or in the smallest gap that holds it.
+ * Blocks with pinned[i] >= 0 go there first. Lifespans are half-open. Returns a TVMX_ status. */
+int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_t *size,
+               const int64_t *align, const int64_t *pinned, const int64_t *order,
+               int smallest_gap, int64_t *offsets);
+
+/* One depth-first search for offsets of n blocks below `height`; blocks are given sorted by start,
+ * start and end index sections of time in [0, sections). Candidates of one offset are tried by `rank`.
+ * `weights[i]` grows with each dead end that block i took part in. Gives up after *steps steps or at
+ * `seconds` of wall time; *steps becomes the steps taken. */
+int tvmx_dfs(int32_t n, int32_t sections, const int32_t *start, const int32_t *end,
+             const int32_t *size, const int32_t *align, const int32_t *rank, int32_t height,
+             double seconds, int64_t *steps, double *weights, int32_t *offsets);
+
+#endif

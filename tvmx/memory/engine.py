@@ -1,0 +1,78 @@
+"""The compiled core when it is built, the same algorithms in Python when it is not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmx.memory import fallback
+from tvmx.memory.blocks import Blocks, Ints
+
+log = logging.getLogger("tvmx.memory")
+
+_core: Any
+try:
+    from tvmx.memory import _core  # type: ignore[attr-defined, no-redef]
+except ImportError:
+    _core = None
+
+Int32s = NDArray[np.int32]
+SOLVED, INFEASIBLE, OUT_OF_STEPS = 0, 1, 2
+
+
+def engine_name() -> str:
+    """ "c" or "python": what runs the placing and the search in this process."""
+    return "python" if _core is None else "c"
+
+
+def place_in_order(blocks: Blocks, order: Ints, smallest_gap: bool = False) -> Ints:
+    """Offsets after placing blocks in `order`, each as low as it fits, or into the smallest gap.
+
+    Pinned blocks are placed first whatever the order says.
+    """
+    if _core is None:
+        return fallback.place_in_order(blocks, order, smallest_gap)
+    offsets = np.zeros(len(blocks), dtype=np.int64)
+    columns = (blocks.start, blocks.end, blocks.size, blocks.align, blocks.pinned)
+    _core.place(len(blocks), *columns, np.ascontiguousarray(order, dtype=np.int64), smallest_gap, offsets)
+    return offsets
+
+
+def depth_first(
+    start: Int32s,
+    end: Int32s,
+    size: Int32s,
+    align: Int32s,
+    rank: Int32s,
+    height: int,
+    seconds: float,
+    max_steps: int,
+    weights: NDArray[np.float64],
+) -> tuple[int, int, Int32s]:
+    """(status, steps, offsets) of one search below `height`; `core.h` describes the arguments."""
+    if _core is None:
+        return fallback.depth_first(start, end, size, align, rank, height, seconds, max_steps, weights)
+    offsets = np.zeros(len(start), dtype=np.int32)
+    sections = int(end.max(initial=0))
+    status, steps = _core.dfs(
+        len(start), sections, start, end, size, align, rank, height, seconds, max_steps,
+        weights, offsets,
+    )  # fmt: skip
+    return status, steps, offsets
+
+
+_said = False
+
+
+def say_engine() -> None:
+    """Log once, at the first search, that the compiled core is missing."""
+    global _said
+    if _core is None and not _said:
+        _said = True
+        log.warning(
+            "the compiled planner core is not built (pip install needs a C compiler); "
+            "searching in Python, about 300 times slower"
+        )
