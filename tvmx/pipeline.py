@@ -21,12 +21,12 @@ def canonicalize(target: Target) -> list[Pass]:
     """Constants folded, dead and duplicate code removed, inference forms of training operators."""
     from tvm import relax
 
-    from tvmx.passes import fold, rules_cleanup
+    from tvmx.passes.canonicalize import RULES
     from tvmx.passes.rewrite import rewrite_pass
 
     return [
         relax.transform.DecomposeOpsForInference(),
-        rewrite_pass("tvmx.Cleanup", (*fold.RULES, *rules_cleanup.RULES)),
+        rewrite_pass("tvmx.Canonicalize", RULES),
         relax.transform.CanonicalizeBindings(),
         relax.transform.EliminateCommonSubexpr(),
         relax.transform.DeadCodeElimination(),

@@ -119,6 +119,41 @@ def same_dtype(scope: Scope, call: Any) -> Any:
     return call.args[0] if dtype_of(call.args[0]) == dtype_of(call) else None
 
 
+def reshape_twice(scope: Scope, call: Any) -> Any:
+    """reshape(reshape(x, a), b)  →  reshape(x, b)."""
+    from tvm import relax
+
+    inner = scope.call(call.args[0], "reshape", "squeeze", "expand_dims", "flatten")
+    shape = dims_of(call)
+    if inner is None or shape is None or dims_of(inner.args[0]) is None:
+        return None
+    return relax.op.reshape(inner.args[0], shape)
+
+
+def cast_twice(scope: Scope, call: Any) -> Any:
+    """astype(astype(x, wider), dtype)  →  astype(x, dtype)."""
+    from tvm import relax
+
+    inner = scope.call(call.args[0], "astype")
+    if inner is None:
+        return None
+    first, middle = dtype_of(inner.args[0]), dtype_of(inner)
+    if first not in _EXACTLY_HELD or middle not in _EXACTLY_HELD[first]:
+        return Refusal(f"{middle} does not hold every {first}")
+    return relax.op.astype(inner.args[0], dtype_of(call))
+
+
+def whole_slice(scope: Scope, call: Any) -> Any:
+    """strided_slice or pad that keeps every element in place  →  the operand."""
+    shape = dims_of(call)
+    if shape is None or not same_dims(dims_of(call.args[0]) or (), shape):
+        return None
+    if op_name(call) == "nn.pad":
+        return call.args[0] if not any(int(w) for w in call.attrs.pad_width) else None
+    strides = call.args[4].fields if len(call.args) > 4 else ()
+    return None if any(int(s) != 1 for s in strides) else call.args[0]
+
+
 def single_concat(scope: Scope, call: Any) -> Any:
     """concat or a one-part split of one tensor  →  the tensor."""
     from tvm import relax
@@ -127,6 +162,14 @@ def single_concat(scope: Scope, call: Any) -> Any:
     return fields.fields[0] if isinstance(fields, relax.Tuple) and len(fields.fields) == 1 else None
 
 
+_EXACTLY_HELD = {
+    "bool": {"uint8", "int8", "int32", "int64", "float16", "float32", "float64"},
+    "int8": {"int16", "int32", "int64", "float16", "float32", "float64"},
+    "uint8": {"int16", "int32", "int64", "float16", "float32", "float64"},
+    "int32": {"int64", "float64"},
+    "float16": {"float32", "float64"},
+    "float32": {"float64"},
+}
 _BROADCASTING = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 
 RULES = (
@@ -135,6 +178,9 @@ RULES = (
     RewriteRule("implicit_broadcast", _BROADCASTING, implicit_broadcast),
     RewriteRule("clip", ("minimum",), clip),
     RewriteRule("same_shape", ("reshape", "broadcast_to", "squeeze", "expand_dims", "flatten"), same_shape),
+    RewriteRule("reshape_twice", ("reshape", "squeeze", "expand_dims", "flatten"), reshape_twice),
+    RewriteRule("cast_twice", ("astype",), cast_twice),
+    RewriteRule("whole_slice", ("strided_slice", "nn.pad"), whole_slice),
     RewriteRule("same_order", ("permute_dims",), same_order),
     RewriteRule("same_dtype", ("astype",), same_dtype),
     RewriteRule("single_concat", ("concat",), single_concat),
