@@ -20,8 +20,9 @@ REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "offset", "alias_of", "alias_offset", "alias")
 
 
-def read_csv(path: Path) -> list[Buffer]:
+def read_csv(path: str | os.PathLike[str]) -> list[Buffer]:
     """Buffers of a CSV file. Raises PlanError naming file and line for anything malformed."""
+    path = Path(path)
     try:
         with path.open(newline="", encoding="utf-8") as f:
             rows = list(csv.reader(f))
@@ -65,8 +66,9 @@ def _buffer(cells: dict[str, str]) -> Buffer:
     )
 
 
-def write_csv(buffers: Sequence[Buffer], path: Path) -> None:
+def write_csv(buffers: Sequence[Buffer], path: str | os.PathLike[str]) -> None:
     """Write atomically; `read_csv` gives the same buffers back."""
+    path = Path(path)
     columns = list(REQUIRED)
     if any(b.alignment != 1 for b in buffers):
         columns.append("alignment")

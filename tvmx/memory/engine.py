@@ -1,17 +1,16 @@
-"""The compiled core when it is built, the same algorithms in Python when it is not."""
+"""The compiled core when it is built, the same algorithms in Python when it is not.
+
+Imports wait until they are needed: the runtime imports this package at every start.
+"""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmx.memory import fallback
 from tvmx.memory.blocks import Blocks, Ints
-
-log = logging.getLogger("tvmx.memory")
 
 _core: Any
 try:
@@ -34,6 +33,8 @@ def place_in_order(blocks: Blocks, order: Ints, smallest_gap: bool = False) -> I
     Pinned blocks are placed first whatever the order says.
     """
     if _core is None:
+        from tvmx.memory import fallback
+
         return fallback.place_in_order(blocks, order, smallest_gap)
     offsets = np.zeros(len(blocks), dtype=np.int64)
     columns = (blocks.start, blocks.end, blocks.size, blocks.align, blocks.pinned)
@@ -54,6 +55,8 @@ def depth_first(
 ) -> tuple[int, int, Int32s]:
     """(status, steps, offsets) of one search below `height`; `core.h` describes the arguments."""
     if _core is None:
+        from tvmx.memory import fallback
+
         return fallback.depth_first(start, end, size, align, rank, height, seconds, max_steps, weights)
     offsets = np.zeros(len(start), dtype=np.int32)
     sections = int(end.max(initial=0))
@@ -72,7 +75,9 @@ def say_engine() -> None:
     global _said
     if _core is None and not _said:
         _said = True
-        log.warning(
+        import logging
+
+        logging.getLogger("tvmx.memory").warning(
             "the compiled planner core is not built (pip install needs a C compiler); "
             "searching in Python, about 300 times slower"
         )

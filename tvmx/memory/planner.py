@@ -9,12 +9,9 @@ from typing import Protocol
 
 from tvmx.errors import PlanError
 from tvmx.memory.blocks import Blocks, Ints, lower_bound, merge
-from tvmx.memory.coloring import plan_coloring
 from tvmx.memory.engine import engine_name
 from tvmx.memory.greedy import plan_best_fit, plan_greedy, plan_none
 from tvmx.memory.problem import Problem, Solution
-from tvmx.memory.region import plan_region
-from tvmx.memory.search import search
 from tvmx.memory.validate import validate
 
 
@@ -49,6 +46,19 @@ def _heuristic(name: str, place: Callable[[Blocks], Ints]) -> Planner:
     return planner
 
 
+def plan_region(blocks: Blocks) -> Ints:
+    from tvmx.memory import region
+
+    return region.plan_region(blocks)
+
+
+def plan_coloring(blocks: Blocks) -> Ints:
+    from tvmx.memory import coloring
+
+    return coloring.plan_coloring(blocks)
+
+
+# What the runtime does not plan with is imported at its first use (import time is start-up time).
 HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
     "greedy": plan_greedy,
     "best_fit": plan_best_fit,
@@ -76,6 +86,8 @@ def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
 def _searched(blocks: Blocks, goal: Goal, best: Outcome) -> Outcome:
     if blocks.height(best.offsets) <= goal.target or (blocks.pinned >= 0).any():
         return best
+    from tvmx.memory.search import search
+
     found = search(blocks, best.offsets, goal.target, goal.budget_s, goal.seed)
     lower = blocks.height(found.offsets) < blocks.height(best.offsets)
     name = "search" if lower else best.planner
@@ -116,15 +128,10 @@ def plan(
 
     Raises PlanError for an unknown planner or a problem whose pins or aliases contradict.
     """
-    if planner not in PLANNERS:
-        raise PlanError(f"planner {planner!r} is unknown; choose one of {', '.join(PLANNERS)}")
-    if budget_s < 0:
-        raise PlanError(f"budget_s={budget_s} must be >= 0")
     begin = time.perf_counter()
     blocks = merge(problem)
     bound = lower_bound(blocks)
-    goal = Goal(bound if capacity is None else max(bound, capacity), budget_s, seed)
-    outcome = PLANNERS[planner](blocks, goal)
+    outcome = plan_blocks(blocks, planner, budget_s, seed, capacity, bound)
     solution = Solution(
         offsets=blocks.expand(outcome.offsets),
         height=blocks.height(outcome.offsets),
@@ -137,3 +144,22 @@ def plan(
     )
     validate(problem, solution)
     return solution
+
+
+def plan_blocks(
+    blocks: Blocks,
+    planner: str,
+    budget_s: float = 0.0,
+    seed: int = 0,
+    capacity: int | None = None,
+    bound: int | None = None,
+) -> Outcome:
+    """`plan` on merged blocks: chosen offsets, not validated. `bound` saves computing it again."""
+    if planner not in PLANNERS:
+        raise PlanError(f"planner {planner!r} is unknown; choose one of {', '.join(PLANNERS)}")
+    if budget_s < 0:
+        raise PlanError(f"budget_s={budget_s} must be >= 0")
+    if bound is None:
+        bound = lower_bound(blocks)
+    goal = Goal(bound if capacity is None else max(bound, capacity), budget_s, seed)
+    return PLANNERS[planner](blocks, goal)

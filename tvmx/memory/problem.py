@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tvmx.errors import PlanError
 
@@ -140,15 +139,15 @@ class Problem:
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str]) -> Problem:
         """Read the MiniMalloc format, `id,lower,upper,size[,alignment…]`, `upper` exclusive."""
-        from tvmx.memory.csv_format import read_csv
+        from tvmx.memory.csv_format import read_csv  # pathlib and csv: not for the runtime
 
-        return cls(read_csv(Path(path)))
+        return cls(read_csv(path))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the format of `from_csv`, with only the columns that some buffer needs."""
         from tvmx.memory.csv_format import write_csv
 
-        write_csv(self.buffers, Path(path))
+        write_csv(self.buffers, path)
 
 
 @dataclass(frozen=True)
