@@ -37,6 +37,7 @@ typedef struct {
   int index;
   pthread_t thread;
   scratch memory;
+  _Atomic uint32_t claimed; /* the last round whose lane of this worker somebody has taken */
 } __attribute__((aligned(CACHE_LINE))) worker;
 
 struct tvmx_pool {
@@ -44,11 +45,11 @@ struct tvmx_pool {
   worker* workers; /* workers[0] is whoever calls */
   parallel_fn fn;
   void* data;
-  int tasks;
-  _Alignas(CACHE_LINE) _Atomic uint32_t round; /* a new value is a new task, or the end */
+  int tasks, lanes;
+  _Alignas(CACHE_LINE) _Atomic uint32_t round; /* a new value is a new launch, or the end */
   _Atomic int stop;
   _Alignas(CACHE_LINE) _Atomic int sleepers;
-  _Alignas(CACHE_LINE) _Atomic uint32_t pending; /* workers still busy with this round */
+  _Alignas(CACHE_LINE) _Atomic uint32_t pending; /* lanes of this round that are not finished, the caller's own left out */
   _Atomic int caller_sleeps;
   _Atomic int failed;
 };
@@ -113,10 +114,19 @@ static void wait_change(_Atomic uint32_t* word, uint32_t seen, _Atomic int* slee
   }
 }
 
-static void run_tasks(tvmx_pool* pool, int index) {
+/* The tasks of one launch are dealt into lanes, a lane a thread: lane i holds the tasks i, i + lanes, ... A worker
+ * claims its own lane; the caller claims what no worker has begun, so that a sleeping or preempted worker delays
+ * nothing. Only who has claimed a lane of a round may read that round's fn, data and tasks. */
+static int claim(worker* lane, uint32_t round) {
+  uint32_t seen = atomic_load_explicit(&lane->claimed, memory_order_relaxed);
+  /* A worker that slept through rounds holds an old number, which must not win. */
+  return (int32_t)(round - seen) > 0 && atomic_compare_exchange_strong(&lane->claimed, &seen, round);
+}
+
+static void run_lane(tvmx_pool* pool, int lane) {
   group_env env = {NULL, pool->tasks};
-  for (int task = index; task < pool->tasks; task += pool->threads)
-    if (pool->fn(task, &env, pool->data)) atomic_store(&pool->failed, 1);
+  for (int task = lane; task < pool->tasks; task += pool->lanes)
+    if (pool->fn(task, &env, pool->data)) atomic_store_explicit(&pool->failed, 1, memory_order_relaxed);
 }
 
 static void* worker_main(void* arg) {
@@ -128,9 +138,10 @@ static void* worker_main(void* arg) {
   uint32_t seen = 0;
   for (;;) {
     wait_change(&pool->round, seen, &pool->sleepers);
-    seen++;
+    seen = atomic_load_explicit(&pool->round, memory_order_acquire);
     if (atomic_load_explicit(&pool->stop, memory_order_acquire)) return NULL;
-    run_tasks(pool, self->index);
+    if (!claim(self, seen)) continue;
+    run_lane(pool, self->index);
     if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps))
       futex_wake(&pool->pending, 1);
   }
@@ -213,14 +224,24 @@ static int launch(parallel_fn fn, void* data, int tasks) {
       if (fn(task, &env, data)) return -1;
     return 0;
   }
+  int lanes = tasks < threads ? tasks : threads;
   pool->fn = fn;
   pool->data = data;
   pool->tasks = tasks;
-  atomic_store_explicit(&pool->pending, (uint32_t)threads - 1, memory_order_relaxed);
-  atomic_fetch_add(&pool->round, 1);
+  pool->lanes = lanes;
+  atomic_store_explicit(&pool->pending, (uint32_t)lanes - 1, memory_order_relaxed);
+  uint32_t round = atomic_load_explicit(&pool->round, memory_order_relaxed) + 1;
+  /* Lanes that this launch does not use are taken, so that their workers do not read it. */
+  for (int i = lanes; i < threads; i++) atomic_store_explicit(&pool->workers[i].claimed, round, memory_order_relaxed);
+  atomic_store(&pool->round, round);
   if (atomic_load(&pool->sleepers)) futex_wake(&pool->round, threads);
   inside_parallel = 1;
-  run_tasks(pool, 0);
+  run_lane(pool, 0);
+  for (int i = 1; i < lanes; i++) {
+    if (!claim(&pool->workers[i], round)) continue;
+    run_lane(pool, i);
+    atomic_fetch_sub_explicit(&pool->pending, 1, memory_order_relaxed);
+  }
   inside_parallel = 0;
   uint32_t left;
   while ((left = atomic_load_explicit(&pool->pending, memory_order_acquire)) != 0)
