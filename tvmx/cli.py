@@ -272,10 +272,12 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
-    from tvmx.report.inspect import describe, draw_memory
+    from tvmx.report.inspect import describe
 
     if arguments.memory:
-        draw_memory(arguments.artifact, arguments.memory)
+        from tvmx.report.memory_svg import draw_artifact
+
+        draw_artifact(arguments.artifact, arguments.memory)
     description = describe(arguments.artifact)
     print(json.dumps(description.to_json()) if arguments.json else description)
 
@@ -309,11 +311,13 @@ def _log(arguments: argparse.Namespace) -> None:
 
 
 def _memory(arguments: argparse.Namespace) -> None:
-    from tvmx.memory import compare, plan
+    from tvmx.memory import plan
     from tvmx.report.memory_table import load_problem, table
 
     problem = load_problem(arguments.problem)
     if arguments.action == "compare":
+        from tvmx.memory import compare
+
         solutions = compare(problem)
     else:
         options = {"planner": arguments.planner, "capacity": arguments.capacity}
@@ -321,7 +325,7 @@ def _memory(arguments: argparse.Namespace) -> None:
     if arguments.output:
         problem.to_csv(arguments.output, solutions[0])
     if arguments.json:
-        print(json.dumps([s.to_json() for s in solutions]))
+        print(json.dumps([dataclasses.asdict(s) for s in solutions]))
     else:
         print(table(solutions))
 
