@@ -8,9 +8,11 @@ from __future__ import annotations
 import onnx
 
 from tvmx.frontend.rewrite import (
+    affine,
     control_flow,
     functions,
     fused,
+    hygiene,
     integer,
     numeric,
     qoperator,
@@ -37,6 +39,8 @@ RULES: tuple[RewriteRule, ...] = (
     *numeric.RULES,
     *signal.RULES,
     *spatial.RULES,
+    *affine.RULES,
+    *hygiene.RULES,
 )
 
 
@@ -45,7 +49,9 @@ def rewrite_all(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises ModelError naming node, operator and what to do where a rewrite needs more than it has.
     """
-    return apply_rules(model, RULES)[0]
+    rewritten, _ = apply_rules(model, RULES)
+    hygiene.merge_initializers(rewritten)
+    return rewritten
 
 
 def split_if(model: onnx.ModelProto) -> SplitIf | None:
