@@ -147,6 +147,8 @@ def _inline_epilogue(sch: Any, anchor: Info) -> Info:
 
 def flatten_sink(sch: Any, sink: Info, anchor: Info) -> None:
     """The output's dims (..., row, n) → (group, row, n), so that a tile of C is a rectangle of the output."""
+    from tvm.tirx import IndexMap, const
+
     shape = [as_int(e) if as_int(e) is not None else e for e in (v.dom.extent for v in sink.block.iter_vars)]
     one_group = as_int(anchor.block.iter_vars[0].dom.extent) == 1
 
@@ -155,10 +157,10 @@ def flatten_sink(sch: Any, sink: Info, anchor: Info) -> None:
         dims = index[:-1] if one_group else index[:-2]
         for i, extent in zip(dims, shape):
             lead = lead * extent + i
-        return (0, lead, index[-1]) if one_group else (lead, index[-2], index[-1])
+        return (const(0, index[-1].ty.dtype), lead, index[-1]) if one_group else (lead, index[-2], index[-1])
 
     if len(shape) != 3 or (one_group and shape[0] != 1):
-        sch.transform_block_layout(sink.rv, flat)
+        sch.transform_block_layout(sink.rv, IndexMap.from_func(flat, ndim=len(shape)))
 
 
 def _ragged(sink: Info, panel: int) -> bool:

@@ -52,7 +52,7 @@ class Product:
 
 
 def product(a: Access, b: Access, p: Product) -> Any:
-    """The blocks from (packed) operands to the output. `b(g, k, j)` must be defined up to `padded_k`, `panels × panel`."""
+    """The blocks from (packed) operands to the output; `b(g, k, j)` is defined up to `padded_k`, `panels` × `panel`."""
     from tvm import te
 
     k = te.reduce_axis((0, p.padded_k), "k")
@@ -70,9 +70,10 @@ def row_of(index: tuple[Any, ...], p: Product) -> tuple[Any, Any]:
     *batch, row = index
     flat: Any = 0
     for i, extent in zip(batch, p.out_shape[: len(batch)]):
-        flat = flat * extent + i
+        if not (isinstance(extent, int) and extent == 1):  # `i * 1 + row` hides from TVM that rows are rows
+            flat = flat * extent + i
     if isinstance(p.groups, int) and p.groups == 1:
-        return 0, flat * p.out_shape[len(batch)] + row
+        return 0, row if isinstance(flat, int) else flat * p.out_shape[len(batch)] + row
     return flat, row
 
 
