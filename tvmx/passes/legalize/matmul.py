@@ -65,7 +65,7 @@ class Operand:
                     indices.append(0 if _is_one(size) else (g if len(out_batch) == 1 else g % extent))
                 g = g if len(out_batch) == 1 else g // extent
             pair = (column, row) if self.transposed else (row, column)
-            return tensor[(*reversed(indices), *pair)]
+            return tensor[tuple([*reversed(indices), *pair])]
 
         return element
 
@@ -113,7 +113,7 @@ def _shared(
                 index.append(0 if _is_one(extent) else rest % extent)
                 rest = rest // extent
             pair = (c, row) if a.transposed else (row, c)
-            return tensor[(*reversed(index), *pair)]
+            return tensor[tuple([*reversed(index), *pair])]
 
         return element
 
@@ -218,7 +218,7 @@ def _default(bb: Any, a: Operand, b: Operand, out_shape: tuple[Any, ...]) -> Any
             own = batch[rank - len(o.batch) :]
             index = [0 if _is_one(d) else i for i, d in zip(own, o.batch)]
             pair = (column, row) if o.transposed else (row, column)
-            return tensor[(*index, *pair)]
+            return tensor[tuple([*index, *pair])]
 
         return te.compute(
             out_shape,

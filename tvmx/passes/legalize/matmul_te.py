@@ -62,7 +62,7 @@ def product(a: Access, b: Access, p: Product) -> Any:
         name="matmul",
         attrs={OP_ANNOTATION: "matmul", "tvmx.tile": [p.rows, p.panel]},
     )
-    return te.compute(p.out_shape, lambda *i: c[(*row_of(i[:-1], p), i[-1])], name="unpack")
+    return te.compute(p.out_shape, lambda *i: c[tuple([*row_of(i[:-1], p), i[-1]])], name="unpack")
 
 
 def row_of(index: tuple[Any, ...], p: Product) -> tuple[Any, Any]:
