@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tune.helpers import matmul, module
 from tvm import relax
 
+from tests.tune.helpers import matmul, module
 from tvmx.schedule import apply_default
 from tvmx.target import Target
 from tvmx.tune.apply import apply_schedules, is_scheduled, schedule_hash

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune.helpers import matmul
 
+from tests.tune.helpers import matmul
 from tvmx.errors import TuneError
 from tvmx.target import PRESETS, Target
 from tvmx.tune.log import RECORDS, WORKLOADS, TuningLog
@@ -130,7 +130,7 @@ def test_damaged_workload_is_not_used(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path[:0] = {path!r}
-from tune.test_log import trial
+from tests.tune.test_log import trial
 from tvmx.tune.log import TuningLog
 log = TuningLog({folder!r})
 print("ready", flush=True)
@@ -142,7 +142,7 @@ while n < {count}:
 
 
 def writer(folder: Path, name: str, count: int) -> subprocess.Popen[bytes]:
-    path = [*sys.path, str(Path(__file__).parents[1])]
+    path = [*sys.path, str(Path(__file__).parents[2])]
     code = WRITER.format(path=path, folder=str(folder), name=name, count=count)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 

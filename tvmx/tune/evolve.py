@@ -42,16 +42,31 @@ def prime_factors(n: int) -> list[int]:
     return [*out, n] if n > 1 else out
 
 
-def mutate_choice(choice: Choice, decision: Decision, rng: random.Random) -> Decision:
-    """A neighbouring decision, or None to draw any."""
-    if rng.random() < 0.25 or decision is None:
+def draw(choice: Choice, rng: random.Random) -> Decision:
+    """Any decision; None where only the schedule knows what there is to choose from."""
+    if choice.kind == "SampleCategorical":
+        return rng.randrange(choice.limit)
+    if choice.kind != "SamplePerfectTile":
         return None
+    factors = [1] * choice.parts
+    primes = prime_factors(choice.extent)
+    rng.shuffle(primes)
+    for prime in primes:
+        fits = [i for i in range(choice.parts) if i < choice.parts - 1 or factors[i] * prime <= choice.limit]
+        factors[rng.choice(fits or [0])] *= prime
+    return factors
+
+
+def mutate_choice(choice: Choice, decision: Decision, rng: random.Random) -> Decision:
+    """A neighbouring decision, sometimes any."""
+    if rng.random() < 0.2 or decision is None:
+        return draw(choice, rng)
     if choice.kind == "SamplePerfectTile":
         return mutate_tile(decision, choice.limit, rng)
     if choice.kind == "SampleCategorical" and choice.limit > 1:
         near = [d for d in (decision - 1, decision + 1) if 0 <= d < choice.limit]
         return rng.choice(near)
-    return None
+    return draw(choice, rng)
 
 
 def mutate(space: Space, decisions: Decisions, rng: random.Random) -> list[Decision]:
@@ -94,7 +109,7 @@ def evolve(
             child = space.candidate(mutate(space, parent.decisions, rng), rng.randrange(1 << 30))
         else:
             space = rng.choice(wide)
-            child = space.candidate([None] * len(space.choices), rng.randrange(1 << 30))
+            child = space.candidate([draw(c, rng) for c in space.choices], rng.randrange(1 << 30))
         if child is not None:
             pool.setdefault(child.key, child)
     ranked = rank(list(pool.values()), score)

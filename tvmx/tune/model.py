@@ -79,6 +79,8 @@ class CostModel:
                 matrix = stores.numpy().astype(np.float32)
                 row = np.concatenate([matrix.mean(axis=0), matrix.max(axis=0)])
                 self._features[task.workload, key] = row
+            for candidate in missing.values():
+                candidate.release()
         return np.stack([self._features[task.workload, c.key] for c in candidates])
 
     def _context(self, task: Task) -> tuple[Any, Any]:

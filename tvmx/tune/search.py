@@ -27,8 +27,8 @@ class SearchConfig:
     """How candidates are found. The defaults keep the search's own time small next to measuring."""
 
     batch: int = 16  # candidates a round
-    population: int = 64
-    generations: int = 3
+    population: int = 40
+    generations: int = 2
     explore: float = 0.2  # share of a round that ignores the model
     patience: int = 4  # rounds without a better candidate that end a task
     min_gain: float = 0.01  # a winner must be this much faster than the default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -10,7 +11,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,7 @@ class TuneReport:
     confirmed: int  # tasks with a winner
     interrupted: bool
     seconds: float
+    spent: dict[str, float]  # seconds by activity: search, build, run
 
     def to_json(self) -> dict[str, Any]:
         tasks = [{**dataclasses.asdict(t), "speedup": t.speedup} for t in self.progress.tasks]
@@ -51,6 +53,7 @@ class TuneReport:
             "confirmed": self.confirmed,
             "interrupted": self.interrupted,
             "seconds": self.seconds,
+            "spent": self.spent,
             "default_total_s": self.progress.default_total_s,
             "total_s": self.progress.total_s,
             "tasks": tasks,
@@ -60,8 +63,9 @@ class TuneReport:
         p = self.progress
         failed = ", ".join(f"{n} {status}" for status, n in sorted(self.failed.items())) or "none"
         return (
-            f"{self.new_trials} trials in {self.seconds:.0f} s{' (interrupted)' if self.interrupted else ''}; "
-            f"failed: {failed}\n{self.confirmed} of {len(p.tasks)} kernels have a confirmed faster schedule; "
+            f"{self.new_trials} trials in {self.seconds:.0f} s{' (interrupted)' if self.interrupted else ''} ("
+            + ", ".join(f"{k} {v:.0f} s" for k, v in self.spent.items())
+            + f"); failed: {failed}\n{self.confirmed} of {len(p.tasks)} kernels have a confirmed faster schedule; "
             f"all kernels {p.default_total_s * 1e3:.3f} -> {p.total_s * 1e3:.3f} ms ({p.speedup:.2f}x)\nlog: {self.log}"
         )
 
@@ -132,6 +136,7 @@ class _Session:
         self.searches: list[TaskSearch] = []
         self.active: TaskSearch | None = None
         self.stage = "starting"
+        self.spent = {"search": 0.0, "build": 0.0, "run": 0.0}
 
     def run(self, tasks: Sequence[Task]) -> TuneReport:
         self.searches = [TaskSearch(t, self.target, self.config, self.rng) for t in tasks]
@@ -158,7 +163,16 @@ class _Session:
             confirmed=sum(s.winner is not None for s in self.searches),
             interrupted=self.interrupt.count > 0,
             seconds=time.monotonic() - self.begin,
+            spent=self.spent,
         )
+
+    @contextlib.contextmanager
+    def clock(self, activity: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[activity] += time.monotonic() - begin
 
     def over(self) -> bool:
         spent = time.monotonic() - self.begin
@@ -189,9 +203,11 @@ class _Session:
         """Propose, build and run a batch; let the fastest prove themselves."""
         self.active = search
         before = search.best_s
-        candidates = search.propose(self.model)[: max(1, self.max_trials - self.new_trials)]
+        with self.clock("search"):
+            candidates = search.propose(self.model)[: max(1, self.max_trials - self.new_trials)]
         self.show(self.progress())
-        builds = self.measurer.build([c.func for c in candidates])
+        with self.clock("build"):
+            builds = self.measurer.build([c.func for c in candidates])
         measured: list[tuple[Candidate, float | None]] = []
         kept: dict[str, Built] = {}
         for candidate, build in zip(candidates, builds):
@@ -200,15 +216,18 @@ class _Session:
                 continue
             status, samples, error = build.status, [], build.error
             if build.path is not None:
-                outcome = self.run_trial(search, build)
+                with self.clock("run"):
+                    outcome = self.run_trial(search, build)
                 status, samples, error = outcome.status, list(outcome.samples[0]), outcome.error
             seconds = self.append_trial(search, candidate, status, samples, error)
             measured.append((candidate, seconds))
             kept[candidate.key] = build
-        self.model.add(search.task, [c for c, _ in measured], [s for _, s in measured])
+        with self.clock("search"):
+            self.model.add(search.task, [c for c, _ in measured], [s for _, s in measured])
         for challenger in search.challengers():
             if self.interrupt.count == 0:
-                self.confirm(search, challenger, kept)
+                with self.clock("run"):
+                    self.confirm(search, challenger, kept)
         for build in kept.values():
             if build is not search.winner_build:
                 build.delete()
@@ -294,6 +313,7 @@ class _Session:
             self.failed[status] = self.failed.get(status, 0) + 1
             self.failed_of[search.task.workload] = self.failed_of.get(search.task.workload, 0) + 1
         search.record(candidate, trial.seconds)
+        candidate.release()
         return trial.seconds
 
     def progress(self) -> Progress:

@@ -6,8 +6,9 @@ A space is a trace with sampling instructions. A candidate is the trace under ot
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tvmx.schedule import Workload, apply_rule, rules_for
@@ -26,16 +27,37 @@ class Choice:
 
     kind: str  # "SamplePerfectTile" | "SampleCategorical" | ...
     limit: int  # max_innermost_factor, or number of candidates
+    parts: int = 0  # factors of a tile
+    extent: int = 0  # their product
 
 
-@dataclass(frozen=True)
 class Candidate:
-    """A schedule to measure. `key` is equal for equal candidates in every process."""
+    """Decisions of a space that give a valid schedule. `key` is equal for equal candidates in every process.
 
-    space: str
-    decisions: Decisions
-    key: str
-    sch: Any = field(compare=False, repr=False)
+    The schedule itself is made on demand and can be released: thousands of them would fill the memory.
+    """
+
+    def __init__(self, origin: Space, decisions: Decisions, key: str, sch: Any = None) -> None:
+        self.origin = origin
+        self.decisions = decisions
+        self.key = key
+        self._sch = sch
+
+    @property
+    def space(self) -> str:
+        """The space's name: the schedule rule."""
+        return self.origin.name
+
+    @property
+    def sch(self) -> Any:
+        if self._sch is None:
+            self._sch = self.origin.schedule(self.decisions, 0)
+            assert self._sch is not None, f"{self.key} was valid before"
+        return self._sch
+
+    def release(self) -> None:
+        """Drop the schedule until it is wanted again."""
+        self._sch = None
 
     @property
     def func(self) -> Any:
@@ -57,17 +79,34 @@ class Space:
         self.trace = trace
         self.mod = tvm.IRModule({"main": func})
         self.finish = finish
-        self.choices: list[Choice] = []
-        decisions = []
+        choices, given = [], []
         for inst in trace.insts:
             if inst.kind.name.startswith("Sample"):
-                self.choices.append(_choice(inst))
-                decisions.append(plain(trace.get_decision(inst)))
-        self.given: Decisions = tuple(decisions)
+                decision = plain(trace.get_decision(inst))
+                choices.append(_choice(inst, decision))
+                given.append(decision)
+        self.choices = tuple(choices)
+        self.given: Decisions = tuple(given)
         self.skeleton = skeleton(trace_json(trace))
+        self._valid: dict[str, bool] = {}
 
     def candidate(self, decisions: Sequence[Decision], seed: int = 0) -> Candidate | None:
-        """The schedule under these decisions; None in place of one draws it. None where they do not fit."""
+        """The candidate with these decisions; None in place of one draws it. None where they do not fit."""
+        if all(d is not None for d in decisions):
+            key = key_of(self.skeleton, decisions)
+            if key in self._valid:
+                return Candidate(self, tuple(decisions), key) if self._valid[key] else None
+            self._valid[key] = False
+        sch = self.schedule(decisions, seed)
+        if sch is None:
+            return None
+        drawn = decisions_of(sch.trace)[: len(self.choices)]
+        key = key_of(self.skeleton, drawn)
+        self._valid[key] = True
+        return Candidate(self, drawn, key, sch)
+
+    def schedule(self, decisions: Sequence[Decision], seed: int) -> Any:
+        """The trace replayed under these decisions, or None where they do not fit."""
         from tvm.s_tir import Schedule
 
         queue = iter(decisions)
@@ -78,12 +117,11 @@ class Space:
         sch = Schedule(self.mod, seed=seed + 1, debug_mask="none", error_render_level="none")
         try:
             self.trace.apply_to_schedule(sch, remove_postproc=False, decision_provider=decide)
-            drawn = decisions_of(sch.trace)
             if self.finish is not None and not self.finish(sch):
                 return None
         except (RuntimeError, ValueError, TypeError, StopIteration):
             return None
-        return Candidate(self.name, drawn, key_of(self.skeleton, drawn), sch)
+        return sch
 
 
 def spaces_for(task: Task, target: Target) -> list[Space]:
@@ -141,10 +179,10 @@ def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
     return [Space(f"metaschedule.{i}", task.func, d.trace, finish) for i, d in enumerate(designs)]
 
 
-def _choice(inst: Any) -> Choice:
+def _choice(inst: Any, decision: Decision) -> Choice:
     kind = str(inst.kind.name)
     if kind == "SamplePerfectTile":
-        return Choice(kind, int(inst.attrs[1]))
+        return Choice(kind, int(inst.attrs[1]), int(inst.attrs[0]), math.prod(decision))
     if kind == "SampleCategorical":
         return Choice(kind, len(inst.attrs[0]))
     return Choice(kind, 0)
