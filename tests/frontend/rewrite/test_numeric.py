@@ -10,6 +10,7 @@ from tvmx.errors import ModelError
 from tvmx.frontend.rewrite import rewrite_all
 
 RNG = np.random.default_rng(4)
+PREFIXES = ("cumprod", "det", "group_normalization", "l1normalization", "l2normalization", "lpnormalization", "mvn")
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -34,9 +35,10 @@ def test_large_det_is_refused():
         rewrite_all(one_node("Det", {"x": np.zeros((5, 5), np.float32)}))
 
 
-@pytest.mark.parametrize("case", backend_cases("cumprod", "det", "l1normalization", "l2normalization", "lpnorm"))
+@pytest.mark.parametrize("case", backend_cases(*PREFIXES))
 def test_onnx_node_tests(case):
-    check_backend_case(case, ["CumProd", "Det", "LpNormalization"], bound=["axis"])
+    gone = ["CumProd", "Det", "LpNormalization", "GroupNormalization", "MeanVarianceNormalization"]
+    check_backend_case(case, gone, bound=["axis"], atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
@@ -64,3 +66,31 @@ def test_contrib_rotary_embedding(interleaved, four, offset):
     }
     model = one_node("RotaryEmbedding", inputs, domain="com.microsoft", interleaved=interleaved)
     assert_same(model, inputs, ["RotaryEmbedding"])
+
+
+def grouped(x, groups):
+    """Group normalisation without scale and bias, in float64."""
+    parts = x.astype(np.float64).reshape(x.shape[0], groups, -1)
+    mean, var = parts.mean(2, keepdims=True), parts.var(2, keepdims=True)
+    return ((parts - mean) / np.sqrt(var + 1e-5)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("version", [18, 21])
+@pytest.mark.parametrize("shape", [(2, 6, 5), (2, 6, 4, 3), (1, 6, 2, 3, 2)])
+def test_group_normalization_far_from_zero(version, shape):
+    x = (RNG.standard_normal(shape) + 1000).astype(np.float32)
+    per = 3 if version == 18 else 6
+    scale, bias = (RNG.standard_normal(per).astype(np.float32) for _ in range(2))
+    inputs = {"x": x, "scale": scale, "bias": bias}
+    model = one_node("GroupNormalization", inputs, version=version, num_groups=3)
+    got = ort_run(rewrite_all(model), inputs)[0]
+    channels = [1, 6, *[1] * (len(shape) - 2)]
+    spread = [np.repeat(v, 6 // per).reshape(channels) for v in (scale, bias)]
+    np.testing.assert_allclose(got, grouped(x, 3) * spread[0] + spread[1], atol=2e-3)
+
+
+def test_mean_variance_normalization_over_any_axes():
+    x = (RNG.standard_normal((3, 4, 5)) + 100).astype(np.float32)
+    got = ort_run(rewrite_all(one_node("MeanVarianceNormalization", {"x": x}, axes=[1])), {"x": x})[0]
+    want = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+    np.testing.assert_allclose(got, want, atol=1e-3)

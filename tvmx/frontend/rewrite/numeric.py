@@ -1,9 +1,9 @@
-"""Small numeric operators: LpNormalization, CumProd, Det, com.microsoft RotaryEmbedding."""
+"""Small numeric operators: group and mean-variance norms, LpNormalization, CumProd, Det, rotary embedding."""
 
 from __future__ import annotations
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tvmx.frontend.rewrite.context import Refuse
 from tvmx.frontend.rewrite.emit import Emitter
@@ -19,6 +19,37 @@ def lp_normalization(m: Match) -> list[str]:
     norm = e.axes_op(op, m.input(0), [m.attr("axis", -1)], 18, keepdims=1)
     zero, one = (e.like(v, m.elem(0)) for v in (0.0, 1.0))
     return [e.div(m.input(0), e.op("Where", e.op("Equal", norm, zero), one, norm))]
+
+
+def group_normalization(m: Match) -> list[str]:
+    """Mean and variance over [N, groups, -1], in two passes; scale per group (opset 18) or channel.
+
+    ONNX's own function body takes E[x²] - E[x]², which cancels for data far from zero.
+    """
+    e = m.emit
+    groups, channels, rank = m.attr("num_groups"), m.dim(0, 1), m.rank(0)
+    per_group = m.graph.opset < 21
+    if m.dim(1, 0) != (groups if per_group else channels):
+        raise Refuse(f"a scale of {m.dim(1, 0)} for {groups} groups, {channels} channels", "repair the model")
+    stash = m.attr("stash_type", TensorProto.FLOAT) if not per_group else m.elem(0)
+    x = e.cast(e.reshape(m.input(0), (0, groups, -1)), stash)
+    centred = e.sub(x, e.reduce_mean(x, [2]))
+    variance = e.reduce_mean(e.mul(centred, centred), [2])
+    epsilon = e.like(m.attr("epsilon", 1e-5), stash, "epsilon")
+    y = e.cast(e.div(centred, e.op("Sqrt", e.add2(variance, epsilon))), m.elem(0))
+    per = groups if per_group else channels
+    y = e.reshape(y, (0, per, -1))
+    y = e.add2(e.mul(y, e.reshape(m.input(1), (1, per, 1))), e.reshape(m.input(2), (1, per, 1)))
+    return [y if rank == 3 and not per_group else e.reshape(y, m.shape(0))]
+
+
+def mean_variance_normalization(m: Match) -> list[str]:
+    """(x - mean) / (deviation + 1e-9) over `axes`, in two passes."""
+    e = m.emit
+    axes = m.attr("axes", [0, 2, 3])
+    centred = e.sub(m.input(0), e.reduce_mean(m.input(0), axes))
+    deviation = e.op("Sqrt", e.reduce_mean(e.mul(centred, centred), axes))
+    return [e.div(centred, e.add2(deviation, e.like(1e-9, m.elem(0), "epsilon")))]
 
 
 def cum_prod(m: Match) -> list[str]:
@@ -107,6 +138,8 @@ def rotary_embedding(m: Match) -> list[str]:
 
 
 RULES = (
+    RewriteRule("center_GroupNormalization", ("GroupNormalization",), group_normalization),
+    RewriteRule("center_MeanVariance", ("MeanVarianceNormalization",), mean_variance_normalization),
     RewriteRule("divide_LpNormalization", ("LpNormalization",), lp_normalization),
     RewriteRule("shift_CumProd", ("CumProd",), cum_prod),
     RewriteRule("minors_Det", ("Det",), det),
