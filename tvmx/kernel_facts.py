@@ -162,15 +162,16 @@ def _elementwise_sink(source: Any, blocks: list[_Block], outputs: list[Any]) -> 
 def _alike(a: Any, b: Any) -> bool:
     """Same shape and same bytes per element."""
     import tvm
+    from tvm.sym import Analyzer
 
     if tvm.DataType(str(a.dtype)).bits != tvm.DataType(str(b.dtype)).bits or len(a.shape) != len(b.shape):
         return False
-    analyzer = tvm.arith.Analyzer() if hasattr(tvm, "arith") else None
+    analyzer = Analyzer()
     for x, y in zip(a.shape, b.shape):
         if getattr(x, "value", None) is not None or getattr(y, "value", None) is not None:
             if getattr(x, "value", None) != getattr(y, "value", None):
                 return False
-        elif not (x.same_as(y) or (analyzer is not None and analyzer.can_prove_equal(x, y))):
+        elif not (x.same_as(y) or analyzer.can_prove_equal(x, y)):
             return False
     return True
 
@@ -187,16 +188,22 @@ def _operator_names() -> tuple[frozenset[str], int]:
 def readable_op(kernel: str) -> str:
     """`fused_conv2d1_add_relu2` → `conv2d+add+relu`: FuseTIR joins the names of what it fused."""
     known, longest = _operator_names()
-    words = kernel.removeprefix("fused_").split("_")
+    # TVM names some scalar functions tir_sigmoid and so on: the prefix says nothing.
+    words = [w for w in kernel.removeprefix("fused_").split("_") if w != "tir"]
     parts: list[str] = []
     at = 0
     while at < len(words):
+        if parts and re.fullmatch(r"\d+x\d+", words[at]):
+            parts[-1] += f"_{words[at]}"  # conv2d_1x1
+            at += 1
+            continue
         for count in range(min(longest, len(words) - at), 0, -1):
             text = "_".join(words[at : at + count])
             # A number at the end tells equal names apart; "conv2d" keeps its own.
             bare = text if text in known else re.sub(r"\d+$", "", text)
             if bare in known or count == 1:
-                parts.append(bare or text)
+                if bare:
+                    parts.append(bare)
                 at += count
                 break
-    return "+".join(parts)
+    return "+".join(parts) or kernel

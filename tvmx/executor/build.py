@@ -90,7 +90,7 @@ def build_artifact(
         host, entries = _host(planned, kernels, constants)
         manifest = library_manifest(entries, target, constants.bytes, "graph")
         write_data(folder, constants, manifest, tools)
-        size = link(folder, host, objects, tools, output)
+        size = link(folder, host, objects, tools, target, output)
         seconds["link"] = time.perf_counter() - began
     first = planned[0]
     report = {

@@ -19,6 +19,7 @@ from tvmx.target import Target
 
 HERE = Path(__file__).parent
 _C_FLAGS = ("-fPIC", "-std=gnu11", "-fvisibility=hidden", f"-I{HERE}", "-w")
+_VECTOR_FLAGS = {("x86_64", 64): ("-mavx512f", "-mfma"), ("x86_64", 32): ("-mavx2", "-mfma")}
 
 EXPORTS = """\
 {
@@ -116,16 +117,18 @@ tvmx_seal: .ascii "{SEAL_MAGIC.decode()}"
     )
 
 
-def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, output: Path) -> int:
+def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, target: Target, output: Path) -> int:
     """Link everything in `folder` to `output`, which is replaced only by a whole, sealed file. Returns its bytes."""
     (folder / "host.c").write_text(PRELUDE + host + ACCESS)
     (folder / "exports.map").write_text(EXPORTS)
     tools.run([*_C_FLAGS, "-O1", "-c", "host.c", "-o", "host.o"], folder)
     compile_pool(folder, tools)
+    width = [f"-DTVMX_VECTOR={target.vector_bytes}", *_VECTOR_FLAGS.get((target.arch, target.vector_bytes), ())]
+    tools.run([*_C_FLAGS, "-O3", *width, "-c", str(HERE / "peak.c"), "-o", "peak.o"], folder)
     tools.run(["-c", "data.S", "-o", "data.o"], folder)
     made = folder / "library.so"
     tools.run(
-        ["-shared", "-o", str(made), "host.o", "pool.o", "data.o", *map(str, objects),
+        ["-shared", "-o", str(made), "host.o", "pool.o", "peak.o", "data.o", *map(str, objects),
          "-Wl,--version-script=exports.map", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,--no-undefined",
          "-Wl,--build-id=none", "-lm", "-lpthread"],
         folder,

@@ -10,16 +10,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmx.errors import ArtifactError, InputError
 from tvmx.runtime.artifact import check_machine, read_artifact
+from tvmx.runtime.debug import debug_program
 from tvmx.runtime.library import Library
 from tvmx.runtime.machine import usable_cores
 from tvmx.runtime.manifest import Entry, Manifest, TensorInfo
+from tvmx.runtime.profile import Profile, profile_program
 from tvmx.runtime.program import GraphProgram
 from tvmx.runtime.slots import Array
 from tvmx.runtime.vm import VmProgram
+
+if TYPE_CHECKING:
+    from tvmx.memory import CacheStats
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +154,39 @@ class GraphExecutor:
             samples.append(time.perf_counter() - begin)
         return Benchmark(tuple(samples))
 
+    def profile(self, runs: int = 20) -> Profile:
+        """Time each kernel over `runs` runs on the inputs that are set; the median a kernel.
+
+        Raises InputError for a model that runs through the Relax VM.
+        """
+        with self._lock:
+            program = self._graph_program("profile")
+            assert self._library is not None
+            return profile_program(program, self._library, self._pool, self.threads, runs)
+
+    def debug_run(self, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """Run once (on `inputs`, or those that are set) and return every tensor that a node makes, by name.
+
+        Raises InputError for a model that runs through the Relax VM.
+        """
+        with self._lock:
+            program = self._graph_program("debug_run")
+            if inputs is not None:
+                program.feed(inputs)
+            return debug_program(program)
+
+    @property
+    def memory_stats(self) -> CacheStats | None:
+        """Hits, misses and bytes of the plans of a model with symbolic dims; None for a static one."""
+        program = self._current
+        return program.memory_stats if isinstance(program, GraphProgram) else None
+
+    def trim(self) -> int:
+        """Give memory of a symbolic model back, down to what the last shape needs; returns the bytes freed."""
+        with self._lock:
+            program = self._current
+            return program.trim() if isinstance(program, GraphProgram) else 0
+
     def close(self) -> None:
         """Stop the threads and unload the library. Arrays returned by calls stay valid."""
         self._programs.clear()
@@ -176,6 +214,12 @@ class GraphExecutor:
         if self._open is None:
             raise InputError("the executor is closed; make a new one")
         return self._open
+
+    def _graph_program(self, what: str) -> GraphProgram:
+        program = self._current
+        if not isinstance(program, GraphProgram):
+            raise InputError(f"{what} needs a straight-line program; this model runs through the Relax VM")
+        return program
 
     def _program(self, entry: str) -> GraphProgram | VmProgram:
         if entry not in self._programs:

@@ -37,6 +37,7 @@ class Library:
     def __init__(self, path: str, seal: bytes) -> None:
         self.path = path
         self._link_folder: str | None = None
+        self._peaks: dict[int, tuple[float, float]] = {}
         self.dll = _open(path)
         if self._seal() != seal:
             # The system's loader knows libraries by name and gave us what this path held before.
@@ -62,6 +63,14 @@ class Library:
     def params(self) -> int:
         """Address of the parameters."""
         return int(self._function("tvmx_params", ctypes.c_void_p)())
+
+    def peak(self, pool: int, threads: int) -> tuple[float, float]:
+        """(fp32 FLOP/s, bytes/s) that this machine reaches with `threads` threads, measured on first use."""
+        if threads not in self._peaks:
+            flops = self._function("tvmx_peak_flops", ctypes.c_double, ctypes.c_void_p, ctypes.c_int)
+            bandwidth = self._function("tvmx_peak_bandwidth", ctypes.c_double, ctypes.c_void_p, ctypes.c_int)
+            self._peaks[threads] = float(flops(pool, threads)), float(bandwidth(pool, threads))
+        return self._peaks[threads]
 
     def new_pool(self, threads: int, cpus: Sequence[int] | None) -> int:
         """Make a pool of `threads` threads, the caller among them."""

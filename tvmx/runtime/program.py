@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from tvmx.runtime.manifest import Entry
 from tvmx.runtime.shapes import ShapeBinder, Signature
 from tvmx.runtime.slots import Array, InputSlot, check_names
 
+if TYPE_CHECKING:
+    from tvmx.memory import CacheStats
+
+_NO_HOOK = AfterNode()
+
 # A copy of an output this small is cheaper than a fresh aligned allocation.
 _COPY_OUTPUT_BYTES = 65536
-_HEAD_ROOM = 1.1  # a growing shape finds room next time
 
 
 class RunError(TvmxError):
@@ -66,6 +70,21 @@ class GraphProgram:
         if self._signature is not None:
             return self._signature.lower_bound
         return self.entry.arena.lower_bound or 0
+
+    @property
+    def memory_stats(self) -> CacheStats | None:
+        """Of the plan cache; None for a static program."""
+        return self._binder.stats if self._binder is not None else None
+
+    def trim(self) -> int:
+        """Shrink the arena to what the last shape needs; returns the bytes freed."""
+        if self._binder is None:
+            return 0
+        before = self._arena.nbytes
+        self._binder.trim(keep=1 if self._signature is not None else 0)
+        self._arena = aligned_bytes(self._binder.arena_bytes)
+        self._call.arena = self._arena.ctypes.data
+        return before - self._arena.nbytes
 
     def feed(self, inputs: Mapping[str, Any], copy: bool = False) -> None:
         """Bind every input. Raises InputError."""
@@ -124,7 +143,7 @@ class GraphProgram:
             self.run()
         finally:
             self._call.ticks = None
-            self._call.after = AfterNode()
+            self._call.after = _NO_HOOK
 
     def address_of(self, name: str) -> int:
         """Where tensor `name` lies in the current run."""
@@ -157,7 +176,7 @@ class GraphProgram:
             return
         signature = self._binder.bind([s.array.shape for s in self._slot_list if s.array is not None])
         if signature is not self._signature:
-            self._reserve(signature.arena_bytes)
+            self._reserve(max(signature.arena_bytes, self._binder.arena_bytes))
             self._make_outputs(signature.output_shapes)
             self._call.values = signature.values.ctypes.data
             self._signature = signature
@@ -171,7 +190,7 @@ class GraphProgram:
 
     def _reserve(self, nbytes: int) -> None:
         if nbytes > self._arena.nbytes or self._call.arena is None:
-            self._arena = aligned_bytes(int(nbytes * _HEAD_ROOM) if self._symbolic else nbytes)
+            self._arena = aligned_bytes(nbytes)
             self._call.arena = self._arena.ctypes.data
 
     def _make_outputs(self, shapes: Any) -> None:

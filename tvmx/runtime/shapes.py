@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tvmx.errors import InputError
 from tvmx.runtime.arena import to_problem
 from tvmx.runtime.dims import Bindings, DimFunction, compile_dim, names_in
 from tvmx.runtime.manifest import Entry
+
+if TYPE_CHECKING:
+    from tvmx.memory import CacheStats, PlanCache, Problem
 
 _KEPT_SIGNATURES = 64
 
@@ -34,13 +37,13 @@ class InputShapes:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self._inputs = [[_Dim(d) for d in i.shape] for i in entry.inputs]
+        self.axes = [[_Dim(d) for d in i.shape] for i in entry.inputs]
 
     def solve(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Dim → size for these input shapes, in the order of the inputs. Raises InputError."""
         dims: dict[str, int] = {}
         source: dict[str, str] = {}
-        for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
+        for info, shape, expected in zip(self.entry.inputs, shapes, self.axes):
             for axis, (size, dim) in enumerate(zip(shape, expected)):
                 if dim.name is None:
                     continue
@@ -52,7 +55,7 @@ class InputShapes:
                 source.setdefault(dim.name, f"axis {axis} of input {info.name!r}")
         for name, size in dims.items():
             self._check_bounds(name, size, source[name])
-        for info, shape, expected in zip(self.entry.inputs, shapes, self._inputs):
+        for info, shape, expected in zip(self.entry.inputs, shapes, self.axes):
             for axis, (size, dim) in enumerate(zip(shape, expected)):
                 if (want := _evaluate(dim, dims, f"input {info.name!r}: axis {axis}")) != size:
                     raise InputError(
@@ -82,6 +85,7 @@ class ShapeBinder:
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self._cache: OrderedDict[tuple[tuple[int, ...], ...], Signature] = OrderedDict()
+        self._plans: PlanCache | None = None  # made late: a static program never loads the planner
         self._inputs = InputShapes(entry)
         self._outputs = [[compile_dim(d) for d in o.shape] for o in entry.outputs]
         self._values = [compile_dim(v) for v in entry.values]
@@ -99,22 +103,50 @@ class ShapeBinder:
             self._cache.move_to_end(key)
         return found
 
-    def _make(self, dims: dict[str, int]) -> Signature:
-        from tvmx.memory import plan
+    @property
+    def arena_bytes(self) -> int:
+        """The block that serves every plan held, head-room included."""
+        return self._plans.arena_bytes if self._plans is not None else 0
 
+    @property
+    def stats(self) -> CacheStats:
+        """Hits, misses and bytes of the plan cache."""
+        return self._plan_cache().stats
+
+    def trim(self, keep: int) -> None:
+        """Forget all shapes but the `keep` used last."""
+        while len(self._cache) > keep:
+            self._cache.popitem(last=False)
+        self._plan_cache().trim(keep)
+
+    def _plan_cache(self) -> PlanCache:
+        if self._plans is None:
+            from tvmx.memory import PlanCache
+
+            self._plans = PlanCache(self._problem, self._bounds(), limit=_KEPT_SIGNATURES)
+        return self._plans
+
+    def _bounds(self) -> dict[str, tuple[int, int | None]]:
+        """Bounds of the dims that inputs give; the sizes depend on no other."""
+        given = {d.name for axes in self._inputs.axes for d in axes if d.name is not None}
+        return {name: bound for name, bound in self.entry.dims.items() if name in given}
+
+    def _problem(self, dims: Bindings) -> Problem:
         sizes = {text: max(0, function(dims)) for text, function in self._sizes.items()}
         buffers = self.entry.arena.buffers
         # Two buffers share in place only where both have the same size for these dims too.
         by_id = {b.id: b for b in buffers}
-        buffers = tuple(
-            replace(b, over=None) if b.over and sizes[by_id[b.over].size] != sizes[b.size] else b for b in buffers
+        return to_problem(
+            [replace(b, over=None) if b.over and sizes[by_id[b.over].size] != sizes[b.size] else b for b in buffers],
+            sizes.__getitem__,
         )
-        solution = plan(to_problem(buffers, sizes.__getitem__), planner="greedy")
-        offsets = [solution.offsets[b.id] for b in buffers]
-        values = np.array([*(f(dims) for f in self._values), *offsets, 0], np.int64)
+
+    def _make(self, dims: dict[str, int]) -> Signature:
+        solution = self._plan_cache().plan(dims)
+        offsets = [solution.offsets[b.id] for b in self.entry.arena.buffers]
         return Signature(
             dims=dims,
-            values=values,
+            values=np.array([*(f(dims) for f in self._values), *offsets, 0], np.int64),
             output_shapes=tuple(tuple(f(dims) for f in o) for o in self._outputs),
             arena_bytes=solution.height,
             lower_bound=solution.lower_bound,
