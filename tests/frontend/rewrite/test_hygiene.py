@@ -85,3 +85,26 @@ def test_equal_initializers_are_merged():
     rewritten = assert_same(model, {"x": X})
     assert {t.name for t in rewritten.graph.initializer} == {"a", "c", "d", "e"}
     assert hygiene.merge_initializers(rewritten) == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "left"),
+    [
+        ([[0, 1], [2, 3], [-1, -4]], {"Reshape", "Gather"}),
+        ([[[2]], [[0]]], {"Reshape", "Gather"}),
+        (np.stack(np.indices((3, 4)), -1), {"Reshape"}),
+        (np.stack(np.indices((3, 4)), -1).reshape(12, 2), {"Reshape"}),
+        ([[0], [1], [2]], {"Reshape"}),
+    ],
+)
+def test_gather_nd_with_constant_indices(indices, left):
+    indices = np.asarray(indices, np.int64)
+    model = one_node("GatherND", {"x": X, "i": indices}, constants={"i": indices})
+    assert ops_of(assert_same(model, {"x": X}, ["GatherND"], rtol=0, atol=0)) <= left
+
+
+def test_gather_nd_out_of_range_or_computed_stays():
+    wrong = np.array([[3, 0]])
+    assert ops_of(rewrite_all(one_node("GatherND", {"x": X, "i": wrong}, constants={"i": wrong}))) == {"GatherND"}
+    right = np.array([[2, 0]])
+    assert ops_of(assert_same(one_node("GatherND", {"x": X, "i": right}), {"x": X, "i": right})) == {"GatherND"}

@@ -1,4 +1,4 @@
-"""No-ops removed, Gemm in its plain form, equal initializers merged."""
+"""No-ops removed, Gemm and constant GatherND in plain form, equal initializers merged."""
 
 from __future__ import annotations
 
@@ -64,6 +64,37 @@ def plain_gemm(m: Match) -> list[str]:
     return [e.op("Gemm", a, e.const(np.ascontiguousarray(b), "weight", weight.dtype), c)]
 
 
+def _reject_gather_nd(m: Match) -> str | None:
+    indices = m.const(1)
+    if indices is None or m.attr("batch_dims", 0):
+        return "its indices are not constants, or it has batch dimensions"
+    known = m.graph.type(m.input(0))
+    if known is None or known.size is None:
+        return "the shape of its data is unknown"
+    dims = np.array([d for d in known.shape or () if isinstance(d, int)])[: indices.shape[-1]]
+    index = np.asarray(indices, np.int64)
+    if indices.ndim < 1 or (index < -dims).any() or (index >= dims).any():
+        return "an index is out of range"
+    return None
+
+
+def flat_gather_nd(m: Match) -> list[str]:
+    """GatherND with constant indices: a Gather of rows, or only a Reshape when it takes all in order."""
+    e = m.emit
+    shape, indices = m.shape(0), m.const(1)
+    assert indices is not None
+    depth = indices.shape[-1]
+    index = np.asarray(indices, np.int64)
+    index = np.where(index < 0, index + np.array(shape[:depth], np.int64), index)
+    rows = np.ravel_multi_index(tuple(np.moveaxis(index, -1, 0)), shape[:depth]) if depth else np.zeros(1)
+    count = int(np.prod(shape[:depth]))
+    result = [*indices.shape[:-1], *shape[depth:]]
+    if np.array_equal(rows.reshape(-1), np.arange(count)):
+        return [e.reshape(m.input(0), result)]
+    data = e.reshape(m.input(0), (count, *shape[depth:]))
+    return [e.reshape(e.op("Gather", data, e.const(rows.reshape(-1), "rows", np.int64), axis=0), result)]
+
+
 def merge_initializers(model: onnx.ModelProto) -> int:
     """Merge initializers of equal type, shape and bytes, in place; returns how many went.
 
@@ -97,5 +128,6 @@ def merge_initializers(model: onnx.ModelProto) -> int:
 RULES = (
     RewriteRule("remove_Identity", ("Identity",), lambda m: [m.input(0)], _reject_identity, required=False),
     RewriteRule("remove_Dropout", ("Dropout",), remove_dropout, _reject_dropout, required=False),
+    RewriteRule("flat_GatherND", ("GatherND",), flat_gather_nd, _reject_gather_nd, required=False),
     RewriteRule("plain_Gemm", ("Gemm",), plain_gemm, _reject_gemm, required=False),
 )
