@@ -12,11 +12,8 @@ def model(nodes, inputs, outputs, weights=None, opset=17):
 
     def infos(tensors):
         for name, spec in tensors.items():
-            shape, kind = (
-                spec
-                if isinstance(spec, tuple) and isinstance(spec[1], int) and isinstance(spec[0], (list, tuple))
-                else (spec, TensorProto.FLOAT)
-            )
+            typed = len(spec) == 2 and isinstance(spec[0], (list, tuple))
+            shape, kind = spec if typed else (spec, TensorProto.FLOAT)
             yield helper.make_tensor_value_info(name, kind, shape)
 
     graph = helper.make_graph(

@@ -87,6 +87,34 @@ def test_entries_share_one_file(tmp_path):
             assert_close(executor({"x.in": x}), reference(proto, {"x.in": x}))
 
 
+def test_a_run_time_if_becomes_two_programs(tmp_path):
+    def branch(op, name):
+        return helper.make_graph(
+            [helper.make_node(op, ["x"], [name])],
+            op,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,))],
+        )
+
+    proto = model(
+        [
+            helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+            helper.make_node("Greater", ["s", "zero"], ["positive"]),
+            helper.make_node("If", ["positive"], ["y"], then_branch=branch("Exp", "a"), else_branch=branch("Neg", "b")),
+        ],
+        {"x": (4,)},
+        {"y": (4,)},
+        {"zero": np.float32(0)},
+    )
+    with GraphExecutor(_compile(proto, tmp_path / "m.so").path, threads=1) as executor:
+        for sign in (1, -1, 1):
+            x = np.full(4, sign * 0.5, np.float32)
+            assert_close(executor({"x": x}), reference(proto, {"x": x}))
+            executor.set_input("x", x)
+            executor.run()
+            assert_close({"y": executor.get_output(0)}, reference(proto, {"x": x}))
+
+
 def test_dump_ir_writes_each_phase(tmp_path):
     config = CompileConfig(use_shipped_logs=False, dump_ir=str(tmp_path / "ir"))
     tvmx.compile(mlp(2), tmp_path / "m.so", threads=1, config=config)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tvmx.config import CompileConfig, Shapes, TuneConfig
 from tvmx.errors import ConfigError
-from tvmx.frontend import Model
+from tvmx.frontend import Branch, Model, import_programs
 from tvmx.frontend import import_onnx as _import_onnx
 from tvmx.target import Target, resolve
 
@@ -107,14 +107,14 @@ def compile(
         raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
 
     clock = _Clock()
-    lowered: dict[str, Lowered] = {}
     wanted: Mapping[str, Shapes | None] = entries or {"main": shapes}
+    models: dict[str, Model] = {}
+    branches: dict[str, Any] = {}
     for entry, entry_shapes in wanted.items():
-        imported = import_onnx(model, entry_shapes, constants)
-        clock("import")
-        lowered[entry] = lower(imported, chosen, _dump_dir(config.dump_ir, entry, entries))
-        clock("passes")
-
+        _flatten(entry, _programs(model, entry_shapes, constants), models, branches)
+    clock("import")
+    lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, len(models) > 1)) for n, m in models.items()}
+    clock("passes")
     logs = open_logs(log_path, shipped=config.use_shipped_logs)
     programs = []
     for entry, low in lowered.items():
@@ -127,6 +127,7 @@ def compile(
         Path(output),
         planner=config.planner,
         planner_budget_s=config.planner_budget_s,
+        branches=branches,
     )
     clock("build")
     first = programs[0]
@@ -166,9 +167,11 @@ def tune(
     }
     config = dataclasses.replace(config or TuneConfig(), **{k: v for k, v in given.items() if v is not None})
     chosen = resolve(target if target != "native" else config.target, config.threads)
-    lowered = lower(import_onnx(model, shapes, constants), chosen)
+    models: dict[str, Model] = {}
+    _flatten("main", _programs(model, shapes, constants), models, {})
+    tasks = [t for m in models.values() for t in extract_tasks(lower(m, chosen).mod)]
     return tune_tasks(
-        extract_tasks(lowered.mod),
+        tasks,
         chosen,
         log=config.log,
         max_trials=config.max_trials,
@@ -196,6 +199,27 @@ def verify(
     arrays = dict(inputs) if inputs is not None else random_inputs(imported)
     checks: list[Any] = verify_per_pass(imported, resolve(target, threads), arrays)
     return checks
+
+
+def _programs(model: ModelLike, shapes: Shapes | None, constants: Mapping[str, np.ndarray] | None) -> Model | Branch:
+    """The model as one program, or as the branches of an If that only the run can decide."""
+    if isinstance(model, Model):
+        return import_onnx(model, shapes, constants)
+    return import_programs(model, shapes=shapes, constants=constants)
+
+
+def _flatten(entry: str, program: Model | Branch, models: dict[str, Model], branches: dict[str, Any]) -> None:
+    """Name every straight program below `program` in `models`, and say in `branches` how they belong together."""
+    if isinstance(program, Model):
+        models[entry] = program
+        return
+    from tvmx.runtime.manifest import Branch as Parts
+
+    parts = Parts(program.node, f"{entry}_if", f"{entry}_then", f"{entry}_else")
+    branches[entry] = parts
+    _flatten(parts.condition, program.condition, models, branches)
+    _flatten(parts.then, program.then, models, branches)
+    _flatten(parts.otherwise, program.otherwise, models, branches)
 
 
 def random_inputs(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
@@ -229,10 +253,10 @@ def _random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) 
     return rng.standard_normal(shape).astype(dtype)
 
 
-def _dump_dir(dump_ir: str | None, entry: str, entries: object) -> Path | None:
+def _dump_dir(dump_ir: str | None, entry: str, several: bool) -> Path | None:
     if dump_ir is None:
         return None
-    return Path(dump_ir) / entry if entries else Path(dump_ir)
+    return Path(dump_ir) / entry if several else Path(dump_ir)
 
 
 class _Clock:

@@ -21,6 +21,7 @@ from tvmx.executor.manifest import Bounds, entry_manifest, library_manifest
 from tvmx.graph import COPY, Graph
 from tvmx.memory import Solution, plan
 from tvmx.runtime.arena import ArenaBuffer, to_problem
+from tvmx.runtime.manifest import Branch
 from tvmx.target import Target
 
 
@@ -63,8 +64,11 @@ def build_artifact(
     planner: str = "best",
     planner_budget_s: float = 2.0,
     jobs: int | None = None,
+    branches: Mapping[str, Branch] | None = None,
 ) -> BuildResult:
     """Write one `.so` with an entry point a program; parameters and equal kernels are stored once.
+
+    `branches` are further entries, each made of three programs of which one decides.
 
     Raises CompileError when a kernel or the library cannot be built. `output` is replaced only by a whole file.
     """
@@ -88,7 +92,7 @@ def build_artifact(
         seconds["kernels"] = time.perf_counter() - began
         began = time.perf_counter()
         host, entries = _host(planned, kernels, constants)
-        manifest = library_manifest(entries, target, constants.bytes, "graph")
+        manifest = library_manifest(entries, target, constants.bytes, "graph", branches=branches)
         write_data(folder, constants, manifest, tools)
         size = link(folder, host, objects, tools, target, output)
         seconds["link"] = time.perf_counter() - began

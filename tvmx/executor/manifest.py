@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from tvmx.executor.lifetimes import tensor_bytes
 from tvmx.graph import Graph
 from tvmx.memory import Solution
 from tvmx.runtime.arena import ArenaBuffer
+from tvmx.runtime.manifest import Branch
 from tvmx.target import Target
 
 FORMAT = 1
@@ -30,7 +32,12 @@ class Bounds:
 
 
 def library_manifest(
-    entries: Mapping[str, Any], target: Target, parameter_bytes: int, executor: str, reason: str | None = None
+    entries: Mapping[str, Any],
+    target: Target,
+    parameter_bytes: int,
+    executor: str,
+    reason: str | None = None,
+    branches: Mapping[str, Branch] | None = None,
 ) -> dict[str, Any]:
     """The whole manifest; `reason` says why the Relax VM runs the model."""
     import tvm
@@ -52,6 +59,7 @@ def library_manifest(
         },
         "parameter_bytes": parameter_bytes,
         "entries": dict(entries),
+        "branches": {name: dataclasses.asdict(b) for name, b in (branches or {}).items()},
     }
 
 

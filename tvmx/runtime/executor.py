@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmx.errors import ArtifactError, InputError
 from tvmx.runtime.artifact import check_machine, read_artifact
+from tvmx.runtime.branch import BranchProgram, Program
 from tvmx.runtime.debug import debug_program
 from tvmx.runtime.library import Library
 from tvmx.runtime.machine import usable_cores
@@ -70,23 +71,24 @@ class GraphExecutor:
         entry: str | None = None,
         check_hash: bool = True,
     ) -> None:
-        self._programs: dict[str, GraphProgram | VmProgram] = {}
+        self._programs: dict[str, Program] = {}
         self._pool = 0
         self._library: Library | None = None
-        self._open: GraphProgram | VmProgram | None = None
+        self._open: Program | None = None
         artifact = read_artifact(path, check_hash)
         check_machine(artifact)
         self.manifest: Manifest = artifact.manifest
         if threads is not None and not 1 <= threads <= 1024:
             raise InputError(f"threads={threads}: use 1 to 1024")
         self.threads = threads or max(1, min(self.manifest.threads, usable_cores()))
-        if entry is not None and entry not in self.manifest.entries:
-            raise ArtifactError(f"no entry {entry!r} in {artifact.path}; it has {', '.join(self.manifest.entries)}")
+        public = self.manifest.public_entries
+        if entry is not None and entry not in public:
+            raise ArtifactError(f"no entry {entry!r} in {artifact.path}; it has {', '.join(public)}")
         self._lock = threading.Lock()
         self._path = artifact.path
         self._library = Library(artifact.path, artifact.seal)
         self._pool = self._library.new_pool(self.threads, affinity)
-        self._choices = [entry] if entry is not None else list(self.manifest.entries)
+        self._choices = [entry] if entry is not None else list(public)
         self._open = self._program(self._choices[0])
 
     @property
@@ -210,20 +212,27 @@ class GraphExecutor:
         self.close()
 
     @property
-    def _current(self) -> GraphProgram | VmProgram:
+    def _current(self) -> Program:
         if self._open is None:
             raise InputError("the executor is closed; make a new one")
         return self._open
 
     def _graph_program(self, what: str) -> GraphProgram:
         program = self._current
+        while isinstance(program, BranchProgram):
+            program = program.choose()
         if not isinstance(program, GraphProgram):
             raise InputError(f"{what} needs a straight-line program; this model runs through the Relax VM")
         return program
 
-    def _program(self, entry: str) -> GraphProgram | VmProgram:
+    def _program(self, entry: str) -> Program:
         if entry not in self._programs:
             assert self._library is not None
+            branch = self.manifest.branches.get(entry)
+            if branch is not None:
+                parts = (self._program(p) for p in (branch.condition, branch.then, branch.otherwise))
+                self._programs[entry] = BranchProgram(*parts)
+                return self._programs[entry]
             found = self.manifest.entries[entry]
             if self.manifest.executor == "vm":
                 log.info("%s runs through the Relax VM: %s", self._path, self.manifest.reason)
@@ -232,11 +241,11 @@ class GraphExecutor:
                 self._programs[entry] = GraphProgram(self._library, found, self._pool)
         return self._programs[entry]
 
-    def _pick(self, inputs: Mapping[str, Any]) -> GraphProgram | VmProgram:
+    def _pick(self, inputs: Mapping[str, Any]) -> Program:
         """The entry whose input shapes fit; the current one when none does, so that its error is shown."""
         shapes = {n: getattr(a, "shape", None) for n, a in inputs.items()}
-        for name in sorted(self._choices, key=lambda n: n != self.entry):
-            if _fits(self.manifest.entries[name], shapes):
+        for name in sorted(self._choices, key=lambda n: self._programs.get(n) is not self._open):
+            if _fits(self.manifest.signature(name), shapes):
                 self._open = self._program(name)
                 break
         return self._current

@@ -87,6 +87,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """An entry that is three others: the one bool of `condition` says whether `then` or `otherwise` runs."""
+
+    node: str
+    condition: str
+    then: str
+    otherwise: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a library says of itself."""
 
@@ -100,7 +110,20 @@ class Manifest:
     threads: int
     parameter_bytes: int
     entries: dict[str, Entry]
+    branches: dict[str, Branch]
     raw: dict[str, Any]
+
+    @property
+    def public_entries(self) -> tuple[str, ...]:
+        """Entry points to choose from: those that are no part of a branch, and the branches."""
+        parts = {p for b in self.branches.values() for p in (b.condition, b.then, b.otherwise)}
+        return tuple(n for n in (*self.branches, *self.entries) if n not in parts)
+
+    def signature(self, name: str) -> Entry:
+        """The entry that has the inputs and outputs of public entry `name`."""
+        while name in self.branches:
+            name = self.branches[name].then
+        return self.entries[name]
 
 
 def read_manifest(data: bytes, path: str) -> Manifest:
@@ -126,6 +149,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
             threads=int(target["threads"]),
             parameter_bytes=int(raw["parameter_bytes"]),
             entries={str(n): _entry(str(n), e) for n, e in raw["entries"].items()},
+            branches=_branches(raw["branches"], {*raw["entries"], *raw["branches"]}),
             raw=raw,
         )
     except ArtifactError:
@@ -134,6 +158,24 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         raise ArtifactError(
             f"{path} has a damaged manifest ({type(error).__name__}: {error}); compile it again"
         ) from None
+
+
+def _branches(raw: dict[str, Any], known: set[str]) -> dict[str, Branch]:
+    branches = {
+        str(name): Branch(str(b["node"]), *(_one_of(b[k], *known) for k in ("condition", "then", "otherwise")))
+        for name, b in raw.items()
+    }
+    for name in branches:  # a hostile manifest must not send the executor round in circles
+        path, todo = {name}, [branches[name]]
+        while todo:
+            branch = todo.pop()
+            for part in (branch.condition, branch.then, branch.otherwise):
+                if part == name or len(path) > len(branches) + len(known):
+                    raise ValueError(f"branch {name!r} contains itself")
+                if part in branches and part not in path:
+                    path.add(part)
+                    todo.append(branches[part])
+    return branches
 
 
 def _entry(name: str, raw: dict[str, Any]) -> Entry:

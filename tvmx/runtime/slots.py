@@ -73,7 +73,7 @@ class InputSlot:
                 )
 
 
-def check_names(inputs: Mapping[str, Any], slots: Mapping[str, InputSlot]) -> None:
+def check_names(inputs: Mapping[str, Any], slots: Mapping[str, object]) -> None:
     """Raise InputError unless the names are exactly those of the model."""
     missing = [n for n in slots if n not in inputs]
     unknown = [n for n in inputs if n not in slots]
