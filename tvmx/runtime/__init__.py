@@ -2,5 +2,7 @@
 
 from tvmx.runtime.executor import Benchmark, GraphExecutor
 from tvmx.runtime.manifest import TensorInfo
+from tvmx.runtime.pipeline import Pipeline
+from tvmx.runtime.profile import Profile
 
-__all__ = ["Benchmark", "GraphExecutor", "TensorInfo"]
+__all__ = ["Benchmark", "GraphExecutor", "Pipeline", "Profile", "TensorInfo"]
