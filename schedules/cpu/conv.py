@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, perfect, stages
-from tvmx_schedules.cpu.conv_model import (
+from tvmx.passes.legalize.conv_model import (
     MIN_PARALLEL_MACS,
     divisors,
     rows_of_panel,

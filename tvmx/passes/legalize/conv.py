@@ -58,7 +58,7 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         return default_legalization(bb, call)
 
     from tvm import relax
-    from tvmx_schedules.cpu.conv_model import register_tile
+    from tvmx.passes.legalize.conv_model import register_tile
 
     if window.is_pointwise:
         positions = shapes[0][0] * height * width
@@ -83,7 +83,7 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
 
 def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Any, target: Target) -> bool:
     """Whether the model predicts F(4×4, 3×3) faster than the direct kernel with register tile `tile`."""
-    from tvmx_schedules.cpu.conv_model import tile_cycles, winograd_cycles
+    from tvmx.passes.legalize.conv_model import tile_cycles, winograd_cycles
 
     n, height, width, channels = x
     if window.kernel != (3, 3) or window.strides != (1, 1) or window.dilation != (1, 1) or channels % 4 or out % 4:
