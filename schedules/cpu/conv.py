@@ -11,9 +11,11 @@ parallel (positions, panels)          balanced over the threads
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, perfect, stages
+
 from tvmx.passes.legalize.conv_model import (
     MIN_PARALLEL_MACS,
     divisors,
@@ -21,17 +23,25 @@ from tvmx.passes.legalize.conv_model import (
     split_parallel,
     tile_of_panel,
 )
-
 from tvmx.schedule import schedule_rule
+from tvmx.schedule.workload import OP_ANNOTATION
 from tvmx.target import Target
 
 BYTES = 4  # float32
 
 
-@schedule_rule("cpu.conv2d_1x1", match=lambda w: w.op == "conv2d_1x1", when=lambda t: t.kind == "cpu")
+DETACHED = "_detached"
+"""Suffix of an operator whose last block moves values elsewhere (phases of a transposed convolution, padded groups):
+it cannot be computed at the register tile, so the tile is stored and the last block runs after all."""
+
+
+@schedule_rule(
+    "cpu.conv2d_1x1", match=lambda w: w.op in ("conv2d_1x1", "conv2d_1x1" + DETACHED), when=lambda t: t.kind == "cpu"
+)
 def conv2d_1x1(sch: Any, target: Target) -> None:
     """x[m, k] · packed[panel, k, nb]: register tile rows × panel, L2 block of positions, parallel over both."""
     stage = stages(sch, "conv2d_1x1")
+    detached = is_detached(sch, stage.anchor)
     conv, last = stage.anchor, stage.last
     m, o, k = sch.get_loops(conv)
     positions, channels, depth = extent(sch, m), extent(sch, o), extent(sch, k)
@@ -50,7 +60,11 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
         [(a, b) for a in outer_positions for b in outer_panels], target.threads if parallel else 1, ideal
     )
 
-    flatten_rows(sch, last)
+    if detached:
+        finish_detached(sch, last, target, parallel)
+        last = sch.cache_write(conv, 0, "local")
+    else:
+        flatten_rows(sch, last)
     if stage.before is not None:
         height, width = (int(v.dom.extent) for v in sch.get(stage.before).iter_vars[1:3])
         sch.transform_layout(
@@ -66,7 +80,8 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
     sch.reorder(m0, o0, o1, m1, k, m2, ov, ol)
     outer = sch.fuse(m0, o0)
     sch.reverse_compute_at(last, m1, preserve_unit_loops=True)
-    sch.set_scope(conv, 0, "local")
+    if not detached:
+        sch.set_scope(conv, 0, "local")
     if stage.before is not None:
         sch.compute_at(stage.before, outer, preserve_unit_loops=True)
         copy_rows(sch, stage.before, 1, target)
@@ -75,10 +90,11 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
     _finish(sch, conv, k, last, 3, lanes)
 
 
-@schedule_rule("cpu.conv2d", match=lambda w: w.op == "conv2d", when=lambda t: t.kind == "cpu")
+@schedule_rule("cpu.conv2d", match=lambda w: w.op in ("conv2d", "conv2d" + DETACHED), when=lambda t: t.kind == "cpu")
 def conv2d(sch: Any, target: Target) -> None:
     """Direct convolution; the register tile runs along an output row."""
     stage = stages(sch, "conv2d")
+    detached = is_detached(sch, stage.anchor)
     conv, last = stage.anchor, stage.last
     n, h, w, o, kh, kw, k = sch.get_loops(conv)
     batch, height, width, channels = (extent(sch, l) for l in (n, h, w, o))
@@ -99,6 +115,9 @@ def conv2d(sch: Any, target: Target) -> None:
     ho, po = split_parallel(pairs, threads, ideal)
     ho //= batch
 
+    if detached:
+        finish_detached(sch, last, target, parallel)
+        last = sch.cache_write(conv, 0, "local")
     h0, h1 = perfect(sch, h, [ho, height // ho])
     w0, w1 = perfect(sch, w, [width // rows, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)
@@ -106,7 +125,8 @@ def conv2d(sch: Any, target: Target) -> None:
     sch.reorder(n, h0, o0, o1, h1, w0, kh, kw, k, w1, ov, ol)
     outer = sch.fuse(n, h0, o0)
     sch.reverse_compute_at(last, w0, preserve_unit_loops=True)
-    sch.set_scope(conv, 0, "local")
+    if not detached:
+        sch.set_scope(conv, 0, "local")
     if stage.before is not None:
         if po == 1:
             sch.compute_at(stage.before, outer, preserve_unit_loops=True)
@@ -118,6 +138,24 @@ def conv2d(sch: Any, target: Target) -> None:
     if parallel:
         sch.parallel(outer)
     _finish(sch, conv, kh, last, 4, lanes)
+
+
+def is_detached(sch: Any, conv: Any) -> bool:
+    return str(sch.get(conv).annotations[OP_ANNOTATION]).endswith(DETACHED)
+
+
+def finish_detached(sch: Any, last: Any, target: Target, parallel: bool) -> None:
+    """A last block of its own: rows in parallel, vectors over channels, or over columns when channels are few."""
+    n, h, w, c = sch.get_loops(last)
+    lanes = target.lanes("float32")
+    inner = c if extent(sch, c) >= lanes // 2 else sch.fuse(w, c)
+    step = math.gcd(extent(sch, inner), lanes)
+    if step > 1:
+        _, inner = sch.split(inner, [None, step])
+        sch.vectorize(inner)
+    outer = sch.fuse(n, h)
+    if parallel:
+        sch.parallel(outer)
 
 
 def flatten_rows(sch: Any, block: Any) -> None:

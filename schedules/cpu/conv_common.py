@@ -21,13 +21,13 @@ class Stage:
 
 
 def stages(sch: Any, op: str) -> Stage:
-    """Inline all elementwise blocks but the last after the anchor and the last before it.
+    """Find the anchor by its operator (or that with a suffix); inline elementwise blocks but the ones beside it.
 
     Raises ValueError when the function has another form (several outputs, say).
     """
     root = sch.get_sblock("root")
     blocks = sch.get_child_blocks(root)
-    anchor = next(b for b in blocks if sch.get(b).annotations.get(OP_ANNOTATION) == op)
+    anchor = next(b for b in blocks if str(sch.get(b).annotations.get(OP_ANNOTATION, "")).startswith(op))
     upstream = _upstream(sch, anchor)
     after = [b for b in blocks if not any(sch.get(b).same_as(sch.get(p)) for p in (*upstream, anchor))]
     before = [b for b in upstream if not _is_stage(sch, b)]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, perfect, stages
-from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, depthwise_tile, divisors, split_parallel
 
+from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, depthwise_tile, divisors, split_parallel
 from tvmx.schedule import schedule_rule
 from tvmx.target import Target
 

@@ -13,8 +13,8 @@ import math
 from typing import Any
 
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, perfect, stages
-from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, rows_of_panel, tile_of_panel, winograd_rows
 
+from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, rows_of_panel, tile_of_panel, winograd_rows
 from tvmx.passes.legalize.winograd_te import STAGE_ANNOTATION, TILE
 from tvmx.schedule import schedule_rule
 from tvmx.target import Target

@@ -62,3 +62,19 @@ def test_neon_builds() -> None:
     executable, rules = build(DIRECT[0].module(), resolve("aarch64-neon", threads=2))
     assert "cpu.conv2d" in rules
     assert "fmla" in executable.mod.imports[0].inspect_source("asm")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((1, 9, 8, 64), 64, (3, 3), pads=(1, 1, 1, 1), groups=2),
+        Case((1, 9, 8, 12), 18, (3, 3), (2, 2), (1, 1, 1, 1), groups=6, epilogue="hardswish"),
+        Case((1, 9, 8, 8), 16, (3, 3), groups=8),
+        Case((1, 6, 6, 8), 24, groups=4, constant=False),
+    ],
+    ids=str,
+)
+def test_grouped(case: Case) -> None:
+    error, rules = run(case, resolve("native", threads=1))
+    assert "cpu.conv2d" in rules
+    assert error < TOLERANCE

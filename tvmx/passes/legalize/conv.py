@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmx.passes.legalize import conv_te, winograd_te
+from tvmx.passes.legalize.conv_model import Tile, register_tile, tile_cycles, winograd_cycles
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.target import Target
 
@@ -27,7 +28,10 @@ def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
     """Legalizations of the convolution family for a CPU target; none for others."""
     if target.kind != "cpu":
         return {}
-    return {"relax.nn.conv2d": lambda bb, call: conv2d(bb, call, target)}
+    return {
+        "relax.nn.conv2d": lambda bb, call: conv2d(bb, call, target),
+        "relax.nn.conv2d_transpose": lambda bb, call: conv2d_transpose(bb, call, target),
+    }
 
 
 def conv2d(bb: Any, call: Any, target: Target) -> Any:
@@ -54,12 +58,20 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
     if groups == channels == out and groups > 1:
         flat = transformed(bb, weight, lambda w: _reshape_te(w, (kh, kw, out)), lambda w: w.reshape(kh, kw, out))
         return emit(bb, lambda a, b: conv_te.depthwise(a, b, window), "depthwise_conv2d", x, flat)
-    if groups != 1:
-        return default_legalization(bb, call)
 
     from tvm import relax
-    from tvmx.passes.legalize.conv_model import register_tile
 
+    if groups > 1:
+        mine = out // groups
+        tile = register_tile(ow, mine, kh * kw * channels // groups, target, rounding=True)
+        packed = transformed(
+            bb,
+            weight,
+            lambda w: conv_te.pack_panels(w, tile.panel, groups),
+            lambda w: pack_array(w, tile.panel, groups),
+        )
+        columns = math.ceil(ow / tile.rows) * tile.rows
+        return emit(bb, lambda a, b: conv_te.grouped(a, b, out, window, columns, groups), "conv2d_grouped", x, packed)
     if window.is_pointwise:
         positions = shapes[0][0] * height * width
         tile = register_tile(positions, out, channels, target, rounding=False)
@@ -81,10 +93,74 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
     return emit(bb, lambda a, b: conv_te.direct(a, b, out, window, columns), "conv2d", x, packed)
 
 
-def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Any, target: Target) -> bool:
-    """Whether the model predicts F(4×4, 3×3) faster than the direct kernel with register tile `tile`."""
-    from tvmx.passes.legalize.conv_model import tile_cycles, winograd_cycles
+def conv2d_transpose(bb: Any, call: Any, target: Target) -> Any:
+    """R.nn.conv2d_transpose over NHWC × HWIO (I the input's channels) float32, constant weight, one group."""
+    attrs = call.attrs
+    x, weight = call.args
+    shape, filters = static_shape(x), constant_of(bb, weight)
+    usual = (attrs.data_layout, attrs.kernel_layout, str(attrs.out_layout)) == ("NHWC", "HWIO", "NHWC")
+    if not usual or shape is None or filters is None or int(attrs.groups) != 1 or _pair(attrs.dilation) != (1, 1):
+        return unusual_transpose(bb, call)
+    if any(str(a.ty.dtype) != "float32" for a in (x, weight, call)):
+        return unusual_transpose(bb, call)
 
+    from tvm import relax
+
+    kh, kw, depth, out = filters.shape
+    up = conv_te.Upsampling.of(
+        (shape[1], shape[2]),
+        (kh, kw),
+        _pair(attrs.strides),
+        tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
+        _pair(attrs.output_padding),
+    )
+    dense = up.filters(filters)
+    rows = up.window.output(shape[1], shape[2])[1]
+    positions = shape[0] * shape[1] * shape[2] if up.window.is_pointwise else rows
+    taps = dense.shape[0] * dense.shape[1]
+    tile = register_tile(positions, dense.shape[3], taps * depth, target, rounding=not up.window.is_pointwise)
+    packed = pack_array(dense, tile.panel)
+    columns = math.ceil(rows / tile.rows) * tile.rows
+    return emit(
+        bb,
+        lambda a, b: conv_te.transposed(a, b, out, up, columns),
+        "conv2d_transpose",
+        x,
+        relax.const(np.ascontiguousarray(packed[:, 0, 0] if up.window.is_pointwise else packed)),
+    )
+
+
+def unusual_transpose(bb: Any, call: Any) -> Any:
+    """TVM's lowering of conv2d_transpose, which knows NCHW × IOHW only: transposed there and back."""
+    from tvm import relax
+
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO"):
+        return default_legalization(bb, call)
+    op = relax.op
+    there = bb.emit(default(bb, op.permute_dims(call.args[0], [0, 3, 1, 2])))
+    weight = bb.emit(default(bb, op.permute_dims(call.args[1], [2, 3, 0, 1])))
+    result = op.nn.conv2d_transpose(
+        there,
+        weight,
+        strides=attrs.strides,
+        padding=attrs.padding,
+        output_padding=attrs.output_padding,
+        dilation=attrs.dilation,
+        groups=attrs.groups,
+        out_dtype=attrs.out_dtype or None,
+    )
+    back = op.permute_dims(bb.emit(default(bb, result)), [0, 2, 3, 1])
+    return default(bb, back)
+
+
+def default(bb: Any, call: Any) -> Any:
+    """A new call, normalised and lowered as TVM does."""
+    return default_legalization(bb, bb.normalize(call))
+
+
+def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Tile, target: Target) -> bool:
+    """Whether the model predicts F(4×4, 3×3) faster than the direct kernel with register tile `tile`."""
     n, height, width, channels = x
     if window.kernel != (3, 3) or window.strides != (1, 1) or window.dilation != (1, 1) or channels % 4 or out % 4:
         return False
@@ -122,13 +198,14 @@ def constant_of(bb: Any, value: Any) -> Any:
     return value.value.numpy() if isinstance(value, ir.GenericConst) else None
 
 
-def pack_array(weight: Any, width: int) -> Any:
+def pack_array(weight: Any, width: int, groups: int = 1) -> Any:
     """numpy twin of conv_te.pack_panels."""
     kh, kw, depth, out = weight.shape
-    panels = math.ceil(out / width)
-    wide = np.zeros((kh, kw, depth, panels * width), weight.dtype)
-    wide[..., :out] = weight
-    return wide.reshape(kh, kw, depth, panels, width).transpose(3, 0, 1, 2, 4)
+    mine = out // groups
+    panels = math.ceil(mine / width)
+    wide = np.zeros((kh, kw, depth, groups, panels * width), weight.dtype)
+    wide[..., :mine] = weight.reshape(kh, kw, depth, groups, mine)
+    return wide.reshape(kh, kw, depth, groups * panels, width).transpose(3, 0, 1, 2, 4)
 
 
 def static_shape(value: Any) -> tuple[int, ...] | None:

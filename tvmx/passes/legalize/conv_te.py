@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvmx.schedule.workload import OP_ANNOTATION
 
 
@@ -56,19 +58,27 @@ def pointwise(x: Any, packed: Any, channels: int) -> Any:
     """1×1 convolution as a GEMM over fused rows. x[N, H, W, K], packed[P, K, nb] → [N, H, W, channels]."""
     from tvm import te
 
+    n, h, w, _ = (int(d) for d in x.shape)
+    out = _pointwise(x, packed, "conv2d_1x1")
+    return te.compute((n, h, w, channels), lambda b, i, j, o: out[(b * h + i) * w + j, o], name="unpack")
+
+
+def _pointwise(x: Any, packed: Any, op: str) -> Any:
+    """[N·H·W, P·nb]"""
+    from tvm import te
+
     n, h, w, depth = (int(d) for d in x.shape)
     panels, _, width = (int(d) for d in packed.shape)
     k = te.reduce_axis((0, depth), "k")
-    out = te.compute(
+    return te.compute(
         (n * h * w, panels * width),
         lambda m, o: te.sum(
             x[m // (h * w), m % (h * w) // w, m % w, k] * packed[o // width, k, o % width],
             axis=k,
         ),
-        name="conv2d_1x1",
-        attrs={OP_ANNOTATION: "conv2d_1x1"},
+        name=op,
+        attrs={OP_ANNOTATION: op},
     )
-    return te.compute((n, h, w, channels), lambda b, i, j, o: out[(b * h + i) * w + j, o], name="unpack")
 
 
 def direct(x: Any, packed: Any, channels: int, window: Window, columns: int) -> Any:
@@ -78,23 +88,118 @@ def direct(x: Any, packed: Any, channels: int, window: Window, columns: int) -> 
     """
     from tvm import te
 
-    n, h, w, depth = (int(d) for d in x.shape)
-    panels, kh, kw, _, width = (int(d) for d in packed.shape)
+    oh, ow = window.output(int(x.shape[1]), int(x.shape[2]))
+    out = _direct(x, packed, window, columns, "conv2d")
+    return te.compute((x.shape[0], oh, ow, channels), lambda b, i, j, o: out[b, i, j, o], name="unpack")
+
+
+def _direct(x: Any, packed: Any, window: Window, columns: int, op: str, groups: int = 1) -> Any:
+    """[N, OH, columns, P·nb]; the panels of a group read that group's channels of x."""
+    from tvm import te
+
+    n, h, w, _ = (int(d) for d in x.shape)
+    panels, kh, kw, depth, width = (int(d) for d in packed.shape)
     (sh, sw), (dh, dw) = window.strides, window.dilation
-    oh, ow = window.output(h, w)
+    oh, _ = window.output(h, w)
     source = padded(x, window, (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     k = te.reduce_axis((0, depth), "k")
-    out = te.compute(
-        (n, oh, columns, panels * width),
-        lambda b, i, j, o: te.sum(
-            source[b, i * sh + ry * dh, j * sw + rx * dw, k] * packed[o // width, ry, rx, k, o % width],
+
+    def product(b: Any, i: Any, j: Any, o: Any) -> Any:
+        channel = k if groups == 1 else o // width // (panels // groups) * depth + k
+        return te.sum(
+            source[b, i * sh + ry * dh, j * sw + rx * dw, channel] * packed[o // width, ry, rx, k, o % width],
             axis=[ry, rx, k],
-        ),
-        name="conv2d",
-        attrs={OP_ANNOTATION: "conv2d"},
-    )
-    return te.compute((n, oh, ow, channels), lambda b, i, j, o: out[b, i, j, o], name="unpack")
+        )
+
+    return te.compute((n, oh, columns, panels * width), product, name=op, attrs={OP_ANNOTATION: op})
+
+
+def grouped(x: Any, packed: Any, channels: int, window: Window, columns: int, groups: int) -> Any:
+    """Grouped convolution; packed[G·p, KH, KW, K/G, nb] holds each group's panels, its last padded to nb channels."""
+    from tvm import te
+
+    panels, width = int(packed.shape[0]), int(packed.shape[-1])
+    oh, ow = window.output(int(x.shape[1]), int(x.shape[2]))
+    mine, stored = channels // groups, panels // groups * width
+    op = "conv2d" if mine == stored else "conv2d_detached"
+    out = _direct(x, packed, window, columns, op, groups)
+
+    def value(b: Any, i: Any, j: Any, o: Any) -> Any:
+        return out[b, i, j, o if mine == stored else o // mine * stored + o % mine]
+
+    return te.compute((x.shape[0], oh, ow, channels), value, name="unpack")
+
+
+@dataclass(frozen=True)
+class Upsampling:
+    """A transposed convolution as a dense one over the input that makes all strides[0]·strides[1] phases of an output
+    block as channels, followed by moving the phases to their places.
+
+    Output row y is phase (y + before) % stride of block (y + before) // stride, blocks counted from the first used.
+    """
+
+    window: Window  # of the dense convolution: stride 1, pads may be negative (rows never read)
+    strides: tuple[int, int]
+    before: tuple[int, int]
+    output: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        size: tuple[int, int],
+        kernel: tuple[int, int],
+        strides: tuple[int, int],
+        pads: tuple[int, int, int, int],
+        output_padding: tuple[int, int],
+    ) -> Upsampling:
+        """From the attributes of a transposed convolution over an input of `size` (H, W)."""
+        taps, starts, ends, before, outputs = [], [], [], [], []
+        for axis in (0, 1):
+            k, s, first = kernel[axis], strides[axis], pads[axis]
+            out = (size[axis] - 1) * s - first - pads[axis + 2] + k + output_padding[axis]
+            tap, block = -(-k // s), first // s
+            blocks = (out - 1 + first) // s - block + 1
+            start = tap - 1 - block
+            taps.append(tap)
+            starts.append(start)
+            ends.append(blocks + tap - 1 - size[axis] - start)
+            before.append(first % s)
+            outputs.append(out)
+        window = Window((taps[0], taps[1]), pads=(starts[0], starts[1], ends[0], ends[1]))
+        return cls(window, strides, (before[0], before[1]), (outputs[0], outputs[1]))
+
+    def filters(self, weight: Any) -> Any:
+        """numpy weight[KH, KW, K, O] → the dense convolution's [TH, TW, K, SH·SW·O]."""
+        (sh, sw), (th, tw) = self.strides, self.window.kernel
+        kh, kw, depth, out = weight.shape
+        full = np.zeros((th * sh, tw * sw, depth, out), weight.dtype)
+        full[:kh, :kw] = weight
+        # tap u of phase r is row r + s·(T-1-u)
+        split = full.reshape(th, sh, tw, sw, depth, out)[::-1, :, ::-1]
+        return np.ascontiguousarray(split.transpose(0, 2, 4, 1, 3, 5)).reshape(th, tw, depth, sh * sw * out)
+
+
+def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int) -> Any:
+    """Transposed convolution. x[N, H, W, K], packed panels of `up.filters` → [N, OH, OW, channels]."""
+    from tvm import te
+
+    sh, sw = up.strides
+    oh, ow = up.output
+    n, h, w, _ = (int(d) for d in x.shape)
+    if up.window.is_pointwise:
+        flat = _pointwise(x, packed, "conv2d_1x1_detached")
+    else:
+        grid = _direct(x, packed, up.window, columns, "conv2d_detached")
+
+    def value(b: Any, y: Any, z: Any, o: Any) -> Any:
+        i, j = y + up.before[0], z + up.before[1]
+        channel = (i % sh * sw + j % sw) * channels + o
+        if up.window.is_pointwise:
+            return flat[(b * h + i // sh) * w + j // sw, channel]
+        return grid[b, i // sh, j // sw, channel]
+
+    return te.compute((n, oh, ow, channels), value, name="unpack")
 
 
 def depthwise(x: Any, weight: Any, window: Window) -> Any:
@@ -116,17 +221,19 @@ def depthwise(x: Any, weight: Any, window: Window) -> Any:
     return te.compute((n, oh, ow, c), lambda b, i, j, o: out[b, i, j, o], name="unpack")
 
 
-def pack_panels(weight: Any, width: int) -> Any:
-    """weight[KH, KW, K, O] → [⌈O/width⌉, KH, KW, K, width], zeros past O."""
+def pack_panels(weight: Any, width: int, groups: int = 1) -> Any:
+    """weight[KH, KW, K, G·O] → [G·⌈O/width⌉, KH, KW, K, width], zeros past O."""
     from tvm import te, tirx
 
     kh, kw, depth, out = (int(d) for d in weight.shape)
-    panels = math.ceil(out / width)
+    mine = out // groups
+    panels = math.ceil(mine / width)
 
     def value(p: Any, i: Any, j: Any, k: Any, o: Any) -> Any:
-        if panels * width == out:
-            return weight[i, j, k, p * width + o]
-        channel = p * width + o
-        return tirx.if_then_else(channel < out, weight[i, j, k, channel], tirx.const(0, weight.dtype))
+        channel = p % panels * width + o
+        source = weight[i, j, k, p // panels * mine + channel]
+        if panels * width == mine:
+            return source
+        return tirx.if_then_else(channel < mine, source, tirx.const(0, weight.dtype))
 
-    return te.compute((panels, kh, kw, depth, width), value, name="pack")
+    return te.compute((groups * panels, kh, kw, depth, width), value, name="pack")
