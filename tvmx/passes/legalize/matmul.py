@@ -163,7 +163,7 @@ def _batched(
 
 
 def _plan(groups: Any, m: Any, n: int, k: int, a: Operand, out_shape: tuple[Any, ...], target: Target) -> Product:
-    from tvmx_schedules.cpu.conv_model import register_tile
+    from tvmx.passes.legalize.conv_model import register_tile
 
     tile = register_tile(m if isinstance(m, int) else SYMBOLIC_ROWS, n, k, target, rounding=True)
     ragged = not isinstance(m, int) or m % tile.rows != 0
