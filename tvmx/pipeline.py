@@ -98,6 +98,13 @@ def iterate_phases(mod: Any, target: Target) -> Iterator[tuple[str, Any]]:
             yield phase.__name__, mod
 
 
+def all_passes(target: Target) -> Iterator[tuple[str, Pass]]:
+    """Yield (phase name, pass) in the order in which `run_phases` runs them."""
+    for phase in PHASES:
+        for step in phase(target):
+            yield phase.__name__, step
+
+
 def dump_ir(mod: Any, path: Path) -> None:
     """Write a module as TVMScript, constants left out, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)

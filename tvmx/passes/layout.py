@@ -166,6 +166,7 @@ def convert_layout(target: Any = None) -> Any:
     mutator = _mutator()
 
     def run(mod: Any, _: Any) -> Any:
+        mod = mod.clone()  # the caller keeps its module as it is
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                 walker = mutator(mod, RULES, known)

@@ -143,6 +143,7 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule]) -> Any:
             table.setdefault(root.removeprefix("relax."), []).append(rule)
 
     def run(mod: Any, _: Any) -> Any:
+        mod = mod.clone()  # the caller keeps its module as it is
         counts: dict[str, int] = {}
         for _round in range(MAX_ROUNDS):
             before = sum(counts.values())
