@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ def target() -> Target:
 
 
 @pytest.fixture(autouse=True)
-def well_formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the result of every pass that a test runs."""
     plain = tvm.transform.Pass.__call__
 
@@ -30,7 +30,6 @@ def well_formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return result
 
     monkeypatch.setattr(tvm.transform.Pass, "__call__", checked)
-    yield
 
 
 def evaluate(mod: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -62,7 +61,9 @@ def assert_same_numbers(
     for a, b in zip(run(after, arrays), evaluate(before, arrays), strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1.0, float(np.abs(b.astype("float64")).max(initial=0))))
+        np.testing.assert_allclose(
+            a, b, rtol=0, atol=rtol * max(1.0, float(np.abs(b.astype("float64")).max(initial=0)))
+        )
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -77,18 +78,32 @@ Body = Callable[..., Any]
 
 
 def program(shapes: Sequence[Sequence[Any]], body: Body, dtype: str = "float32") -> Any:
-    """A module whose `main` takes tensors of `shapes` and returns `body(*params)`; a str is a symbolic dim."""
+    """A module whose `main` takes tensors of `shapes` and returns `body(*params)`; a str is a symbolic dim.
+
+    `body` binds what it uses twice with `emit`.
+    """
     builder = relax.BlockBuilder()
+    _BUILDERS.append(builder)
     dims: dict[str, Any] = {}
 
     def dim(d: Any) -> Any:
         return dims.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
 
     params = [relax.Var(f"x{i}", relax.TensorType([dim(d) for d in s], dtype)) for i, s in enumerate(shapes)]
-    with builder.function("main", params), builder.dataflow():
-        result = builder.emit_output(builder.normalize(body(*params)))
+    with builder.function("main", params):
+        with builder.dataflow():
+            result = builder.emit_output(builder.normalize(body(*params)))
         builder.emit_func_output(result)
+    _BUILDERS.pop()
     return builder.get()
+
+
+_BUILDERS: list[Any] = []
+
+
+def emit(expr: Any) -> Any:
+    """Bind an expression in the program being built; the variable."""
+    return _BUILDERS[-1].emit(_BUILDERS[-1].normalize(expr))
 
 
 def operators(mod: Any) -> list[str]:
