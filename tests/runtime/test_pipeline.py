@@ -81,8 +81,7 @@ def test_an_error_in_any_stage_reaches_the_caller_after_earlier_results(library,
     seen = []
     with GraphExecutor(library) as ex, Pipeline(ex, prepare, finish) as pipeline:
         with pytest.raises(InputError if stage == "run" else KeyError):
-            for item in pipeline(items()):
-                seen.append(item)  # noqa: PERF402
+            seen.extend(pipeline(items()))  # extends item by item
         assert seen == [0, 1, 2]
         assert not _threads()
 

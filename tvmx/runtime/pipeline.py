@@ -83,7 +83,7 @@ class Pipeline:
     def __init__(
         self,
         executor: GraphExecutor,
-        prepare: Callable[[Any], Mapping[str, Any]] = lambda item: item,  # type: ignore[no-any-return]
+        prepare: Callable[[Any], Mapping[str, Any]] = lambda item: item,
         finish: Callable[[Any, dict[str, Array]], Any] = lambda item, outputs: (item, outputs),
         depth: int = 2,
     ) -> None:
