@@ -133,9 +133,19 @@ def test_a_cast_with_a_fraction_below_it_stays():
     assert report.counts == {}
 
 
-@pytest.mark.parametrize("case", backend_cases("convinteger", "matmulinteger"))
+@pytest.mark.parametrize("case", backend_cases("convinteger", "matmulinteger", "dynamicquantizelinear"))
 def test_onnx_node_tests(case):
-    check_backend_case(case, ["ConvInteger"])
+    check_backend_case(case, ["ConvInteger", "DynamicQuantizeLinear"])
+
+
+@pytest.mark.parametrize("version", [11, 13, 18])
+@pytest.mark.parametrize("x", [[-1.0, 0.5, 3], [1, 2, 3], [-3, -2, -2.5], [0, 0, 0]])
+def test_dynamic_quantize_linear_even_of_zeros(x, version):
+    x = np.array([x, x], np.float32)
+    model = one_node("DynamicQuantizeLinear", {"x": x}, ["y", "s", "z"], version=version)
+    for k in (0, 2):
+        model.graph.output[k].type.tensor_type.elem_type = TensorProto.UINT8
+    assert_same(model, {"x": x}, ["DynamicQuantizeLinear"])
 
 
 @pytest.mark.parametrize("zero", [None, np.uint8(100), np.arange(4, dtype=np.uint8)])

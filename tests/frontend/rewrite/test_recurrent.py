@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.frontend.rewrite.check import assert_same, backend_cases, check_backend_case, one_node, ort_run
+from tests.frontend.rewrite.check import assert_same, backend_cases, bind, check_backend_case, one_node, ort_run
 from tvmx.errors import ModelError
 from tvmx.frontend.rewrite import rewrite_all
 
@@ -141,8 +141,11 @@ def test_weights_are_combined_into_few_products():
     assert len(products) == 1 + 2 * 4
 
 
-def test_zero_initial_state_costs_no_product():
-    model, _ = make("LSTM")
+@pytest.mark.parametrize("stored", [False, True])
+def test_zero_initial_state_costs_no_product(stored):
+    model, _ = make("LSTM", h0=stored)
+    if stored:
+        model = bind(model, {"h0": np.zeros((1, 3, 6), np.float32)})
     assert sum(n.op_type == "MatMul" for n in rewrite_all(model).graph.node) == 1 + 3
 
 

@@ -161,6 +161,10 @@ class Emitter:
         """Maximum over axes."""
         return self.axes_op("ReduceMax", x, axes, 18, keepdims=int(keepdims))
 
+    def reduce_min(self, x: str, axes: Sequence[int], keepdims: bool = True) -> str:
+        """Minimum over axes."""
+        return self.axes_op("ReduceMin", x, axes, 18, keepdims=int(keepdims))
+
     def clip(self, x: str, low: float | None, high: float | None, elem: int) -> str:
         """Clip to [low, high]; None is no bound."""
         if self.graph.opset < 11:

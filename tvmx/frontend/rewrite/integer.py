@@ -169,6 +169,27 @@ def dynamic_quantize_matmul(m: Match) -> list[str]:
     return [e.add2(y, bias) if bias else y]
 
 
+def dynamic_quantize_linear(m: Match) -> list[str]:
+    """Scale and zero point from the range of x, zero included; all zeros get scale 1, not 0 / 0.
+
+    ONNX's own function body divides by zero there, ONNX Runtime does as this does.
+    """
+    e = m.emit
+    zero = e.like(0.0, TensorProto.FLOAT, "zero")
+    axes = list(range(m.rank(0)))
+    if not axes:
+        raise Refuse("a scalar input", "give it at least one axis")
+    low = e.op("Min", e.reduce_min(m.input(0), axes, keepdims=False), zero)
+    high = e.op("Max", e.reduce_max(m.input(0), axes, keepdims=False), zero)
+    steps = e.like(255.0, TensorProto.FLOAT, "steps")
+    scale = e.div(e.sub(high, low), steps)
+    one = e.like(1.0, TensorProto.FLOAT, "one")
+    scale = e.op("Where", e.op("Equal", scale, zero), one, scale)
+    point = e.op("Round", e.sub(zero, e.div(low, scale)))
+    point = e.cast(e.clip(point, 0.0, 255.0, TensorProto.FLOAT), TensorProto.UINT8)
+    return [e.quantize(m.input(0), scale, point), scale, point]
+
+
 def _not_integral(m: Match) -> str | None:
     cast = m.producer(0)
     if m.attr("to") != TensorProto.FLOAT or cast is None or cast.op_type != "Cast":
@@ -180,6 +201,7 @@ def _not_integral(m: Match) -> str | None:
 
 RULES = (
     RewriteRule("exact_float_ConvInteger", ("ConvInteger",), conv_integer),
+    RewriteRule("guarded_DynamicQuantizeLinear", ("DynamicQuantizeLinear",), dynamic_quantize_linear),
     RewriteRule("zero_points_MatMulInteger", ("MatMulInteger",), matmul_integer, _no_zero_points),
     RewriteRule(
         "integer_MatMulIntegerToFloat",

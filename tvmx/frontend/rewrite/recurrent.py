@@ -254,10 +254,7 @@ def unroll(m: Match, kind: Kind, weights_of: Callable[[Match, int, int], Weights
         if directions > 1:
             axis = 1 if isinstance(batch, int) else 2
             own = e.slice(proj, axis, d * width, (d + 1) * width)
-        state = (
-            _initial(m, 5, d, layout) if m.input(5) else "",
-            _initial(m, 6, d, layout) if m.input(6) else "",
-        )
+        state = (_initial(m, 5, d, layout), _initial(m, 6, d, layout))
         outputs = [""] * steps
         for t in reversed(range(steps)) if backwards else range(steps):
             if isinstance(batch, int):
@@ -284,6 +281,10 @@ def unroll(m: Match, kind: Kind, weights_of: Callable[[Match, int, int], Weights
 
 
 def _initial(m: Match, index: int, direction: int, layout: int) -> str:
+    """The initial state [B, H] of a direction; "" for none and for constant zeros."""
+    known = m.const(index)
+    if not m.input(index) or (known is not None and not np.asarray(known, np.float32).any()):
+        return ""
     if layout:
         return m.emit.select(m.input(index), 1, direction)
     return _direction_row(m, index, direction)
