@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -40,3 +41,45 @@ def module(calls: int = 1) -> Any:
     mod = builder.get()
     assert isinstance(mod, tvm.IRModule)
     return mod
+
+
+class FakeMeasurer:
+    """Stands in for `Measurer`: no processes, times that follow from the schedule, failures on demand."""
+
+    def __init__(self, target: Any, config: Any = None) -> None:
+        from tvmx.tune.measure import MeasureConfig
+
+        self.config = config or MeasureConfig()
+        self.built: list[Any] = []
+
+    def __enter__(self) -> FakeMeasurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def cost(self, func: Any) -> float:
+        """Seconds between 1 and 2 ms."""
+        from tvmx.tune.apply import schedule_hash
+
+        return 1e-3 * (1 + int(schedule_hash(func), 16) % 1000 / 1000)
+
+    def build(self, funcs: Any) -> list[Any]:
+        from tvmx.tune.measure import Built
+
+        self.built += funcs
+        start = len(self.built) - len(funcs)
+        return [Built(Path(f"/nowhere/{start + i}")) for i in range(len(funcs))]
+
+    def func(self, built: Any) -> Any:
+        return self.built[int(built.path.name)]
+
+    def trial(self, func: Any, reference: Any, built: Any, give_up_s: float, seed: int = 0) -> Any:
+        from tvmx.tune.measure import Outcome
+
+        return Outcome("OK", ((self.cost(self.func(built)),) * 3,))
+
+    def compare(self, func: Any, builds: Any, seed: int) -> Any:
+        from tvmx.tune.measure import Outcome
+
+        return Outcome("OK", tuple((self.cost(self.func(b)),) * 3 for b in builds))
