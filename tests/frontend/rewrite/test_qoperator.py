@@ -96,8 +96,6 @@ def test_within_one_step_of_onnxruntime(name, vectors):
 
 @pytest.mark.parametrize("case", backend_cases("qlinearconv", "qlinearmatmul"))
 def test_onnx_node_tests(case):
-    if "float16" in case.name:
-        pytest.skip("ONNX Runtime has no QuantizeLinear kernel for this float16 model")
     check_backend_case(case, ["QLinearConv", "QLinearMatMul"], atol=1)
 
 

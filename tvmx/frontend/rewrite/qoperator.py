@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from tvmx.frontend.rewrite.context import Refuse
-from tvmx.frontend.rewrite.qparams import QTensor, quantize_as, scalar
+from tvmx.frontend.rewrite.qparams import QTensor, float_scale, quantize_as, scalar
 from tvmx.frontend.rewrite.rule import Match, RewriteRule
 
 _CONV_ATTRS = (
@@ -37,8 +38,8 @@ def _bias(m: Match, index: int, x_scale: int, w_scale: int) -> str:
     if not m.input(index):
         return ""
     e = m.emit
-    scale = e.mul(scalar(m, m.input(x_scale)), scalar(m, m.input(w_scale)))
-    return e.mul(e.op("Cast", m.input(index), to=m.elem(x_scale)), scale)
+    scale = e.mul(float_scale(m, x_scale), float_scale(m, w_scale))
+    return e.mul(e.op("Cast", m.input(index), to=TensorProto.FLOAT), scale)
 
 
 def _conv(op: str, channel_axis: int) -> Callable[[Match], list[str]]:
@@ -67,7 +68,7 @@ def _gemm(m: Match) -> list[str]:
     alpha = m.attr("alpha", 1.0)
     bias = _bias(m, 6, 1, 4)
     if bias and alpha != 1.0:
-        bias = e.mul(bias, e.like(alpha, m.elem(1), "alpha"))
+        bias = e.mul(bias, e.like(alpha, TensorProto.FLOAT, "alpha"))
     y = e.op("Gemm", a, b, bias, alpha=alpha, transA=m.attr("transA", 0), transB=m.attr("transB", 0))
     return [quantize_as(m, y, 7, 8, 0) if m.input(7) else y]
 

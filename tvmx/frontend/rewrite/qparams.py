@@ -23,6 +23,11 @@ def scalar(m: Match, name: str) -> str:
     return m.emit.reshape(name, ())
 
 
+def float_scale(m: Match, index: int) -> str:
+    """A scale in float32 (half precision would cost a quantisation step), a scalar if of one element."""
+    return m.emit.cast(scalar(m, m.input(index)), TensorProto.FLOAT)
+
+
 def is_zero(m: Match, name: str) -> bool:
     """Whether a zero point is absent or a constant of zeros."""
     if not name:
@@ -45,8 +50,7 @@ class QTensor:
         Scales of the operand's own rank ([D, M, 1]) become Cast, Sub, Mul.
         """
         e = m.emit
-        x, scale, zero = m.input(self.value), m.input(self.scale), m.input(self.zero)
-        scale, zero = scalar(m, scale), scalar(m, zero)
+        x, scale, zero = m.input(self.value), float_scale(m, self.scale), scalar(m, m.input(self.zero))
         s_shape = m.type(scale).shape or ()
         z_shape = (m.type(zero).shape or ()) if zero else ()
         if not s_shape and not z_shape:
@@ -70,7 +74,7 @@ def quantize_as(m: Match, y: str, scale: int, zero: int, elem_of: int) -> str:
     zero_name = scalar(m, m.input(zero))
     if not zero_name:
         zero_name = e.like(0, m.elem(elem_of), "zero_point")
-    scale_name = scalar(m, m.input(scale))
+    scale_name = float_scale(m, scale)
     shape = m.type(scale_name).shape or ()
     if len(shape) == 1:
         return e.op("QuantizeLinear", y, scale_name, zero_name, axis=-2)
