@@ -29,7 +29,7 @@ from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, target_to_json
 from tvmx.tune.search import SearchConfig
 from tvmx.tune.session import TuneReport, check_host, tune
 from tvmx.tune.task import extract_tasks
-from tvmx.tune.trace import skeleton
+from tvmx.tune.trace import skeleton, trace_json
 
 SMALL = SearchConfig(batch=6, population=8, generations=1, patience=2)
 
@@ -175,6 +175,26 @@ def test_a_winner_over_an_older_default_must_prove_itself_again(
     assert again.default_hash == schedule_hash(apply_default(task.func, target).func)
     measured = keys(TuningLog(tmp_path / "other").trials(key, target))
     assert (key, skeleton(stale.trace), json.dumps([d for _, d in stale.trace[1]])) in measured
+
+
+def test_a_trace_that_no_rule_makes_is_measured_too(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from an import, or from a rule that has changed since."""
+    import tvm
+
+    task = extract_tasks(module())[0]
+    sch = tvm.s_tir.Schedule(tvm.IRModule({"main": task.func}))
+    loops = sch.get_loops(sch.get_sblock("C"))
+    sch.reorder(loops[2], loops[0], loops[1])
+    foreign = Trial(
+        task.workload, "x", target_to_json(target), "metaschedule", trace_json(sch.trace), "OK", run_s=[1e-9]
+    )
+    TuningLog(tmp_path).append([foreign])
+    run(tmp_path, target, monkeypatch)
+    again = [t for t in TuningLog(tmp_path).trials(task.workload, target) if t.trace == foreign.trace]
+    assert len(again) == 2
+    assert again[1].run_s[0] >= 1e-3
 
 
 def test_targets_of_other_machines_are_refused(target: Target) -> None:

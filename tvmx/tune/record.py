@@ -18,7 +18,6 @@ FORMAT = 1
 
 STATUSES = (
     "OK",
-    "SCHEDULE_ERROR",
     "BUILD_ERROR",
     "BUILD_TIMEOUT",
     "BUILD_CRASH",

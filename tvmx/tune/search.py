@@ -20,6 +20,7 @@ from tvmx.tune.trace import key_of, skeleton
 log = logging.getLogger(__name__)
 
 ELITE = 16
+FOREIGN = 4  # imported or outdated trials of a task that are measured again
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,24 @@ class TaskSearch:
             return
         self.default_hash = schedule_hash(self.default.func)
         known: list[Candidate] = []
+        foreign: list[Trial] = []
         for trial in tuning_log.trials(self.task.workload, self.target):
             self.trials += 1
             candidate = self._again(trial)
+            if candidate is None and trial.seconds is not None:
+                foreign.append(trial)
             if candidate is not None:
                 known.append(candidate)
                 self._remember(candidate, trial.seconds)
         model.add(self.task, known, [self.seconds[c.key] for c in known])
+        for trial in sorted(foreign, key=lambda t: t.seconds or 0.0)[:FOREIGN]:
+            candidate = self._foreign(trial)
+            self.seeds += [candidate] if candidate is not None else []
         winner = tuning_log.best(self.task.workload, self.target)
         if winner is not None and winner.default_hash == self.default_hash:
             self.winner = winner
         elif winner is not None:
-            stale = self._again(winner)
+            stale = self._again(winner) or self._foreign(winner)
             self.seeds += [stale] if stale is not None else []
         for verdict in tuning_log.verdicts(self.task.workload, self.target):
             if verdict.default_hash == self.default_hash and verdict.status != "CONFIRMED":
@@ -194,6 +201,20 @@ class TaskSearch:
     def _winner_key(self) -> str | None:
         again = self._again(self.winner) if self.winner is not None else None
         return again.key if again is not None else None
+
+    def _foreign(self, record: Trial | Verdict) -> Candidate | None:
+        """The candidate of a record that no space of today makes: another version's, or an imported one."""
+        import tvm
+        from tvm.s_tir import Schedule
+        from tvm.s_tir.schedule import Trace
+
+        sch = Schedule(tvm.IRModule({"main": self.task.func}), debug_mask="none", error_render_level="none")
+        try:
+            Trace.apply_json_to_schedule(record.trace, sch)
+            space = Space(record.rule, self.task.func, sch.trace)
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        return space.candidate(space.given)
 
     def _again(self, record: Trial | Verdict) -> Candidate | None:
         """The candidate of a record, where its space is still the same."""

@@ -23,12 +23,14 @@ from tvmx.tune.log import TuningLog
 from tvmx.tune.measure import Built, MeasureConfig, Measurer
 from tvmx.tune.model import CostModel
 from tvmx.tune.progress import Display, Progress, TaskProgress
-from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, target_to_json
+from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds, target_to_json
 from tvmx.tune.search import SearchConfig, TaskSearch
 from tvmx.tune.space import Candidate
 from tvmx.tune.task import Task
 
 log = logging.getLogger(__name__)
+
+SIDE_BY_SIDE_SLACK = 0.01  # the median of ratios is the noisier view: it may only veto a clear loss
 
 
 @dataclass(frozen=True)
@@ -335,9 +337,14 @@ class _Session:
         return Progress(rows, self.new_trials, self.max_trials, spent, self.time_budget_s, self.stage)
 
 
-def speedup(default: Sequence[float], challenger: Sequence[float]) -> float:
-    """Median of the ratios of samples taken side by side: what disturbs one disturbs the other."""
-    return statistics.median(a / b for a, b in zip(default, challenger))
+def speedup(rival: Sequence[float], challenger: Sequence[float]) -> float:
+    """How much faster the challenger is, by the more cautious of two views on interleaved samples.
+
+    The ratio of the undisturbed times; and the median of the ratios side by side, where what disturbs one
+    sample disturbs its neighbour too.
+    """
+    undisturbed = robust_seconds(list(rival)) / robust_seconds(list(challenger))
+    return min(undisturbed, statistics.median(a / b for a, b in zip(rival, challenger)) + SIDE_BY_SIDE_SLACK)
 
 
 class _Interrupt:
