@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 
-import onnx.inliner
 import onnx_ir as ir
 from onnx import ModelProto
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
-
-from tvmx.errors import ModelError
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +48,10 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 
 def fold(model: ModelProto, name: str) -> ModelProto:
-    """Inline functions, fold shape arithmetic and small constants, drop dead nodes.
+    """Fold shape arithmetic and small constants, drop dead nodes. Input and output names are kept.
 
-    Input and output names are kept. A model the folder cannot digest is returned with its
-    functions inlined only: conversion folds what it needs by itself.
+    A model the folder cannot digest is returned as it is: conversion folds what it needs by itself.
     """
-    if model.functions:
-        try:
-            model = onnx.inliner.inline_local_functions(model, convert_version=True)
-        except (RuntimeError, ValueError) as err:
-            raise ModelError(f"{name}: its functions cannot be inlined: {err}") from err
     try:
         graph = ir.serde.deserialize_model(model)
         optimizer.fold_constants_ir(

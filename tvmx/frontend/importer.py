@@ -16,16 +16,17 @@ from tvm import relax, tirx
 from tvmx.config import Dim
 from tvmx.errors import ModelError, TvmxError
 from tvmx.frontend import fallback, values
+from tvmx.frontend.expand import expand_functions
 from tvmx.frontend.fold import fold
 from tvmx.frontend.load import load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
-from tvmx.frontend.node import CONVERTERS, Expr, Node, dtype_of, shape_of
+from tvmx.frontend.node import CONVERTERS, Expr, Node, constant, dtype_of, shape_of
 from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
 
 log = logging.getLogger(__name__)
 
 # Importing a family fills CONVERTERS.
-_FAMILIES = ("shape",)
+_FAMILIES = ("shape", "elementwise", "nn", "index", "reduce", "image", "quant")
 
 # Integer tensors up to this size are followed by value while importing (shape arithmetic).
 STATIC_LIMIT = 4096
@@ -47,6 +48,8 @@ def import_onnx(
     proto, name = load_model(model)
     bind_constants(proto, constants or {}, name)
     specs, bounds = settle_shapes(proto, shapes or {}, name)
+    load_families()
+    proto = expand_functions(proto, name)
     proto = fold(proto, name)
     proto = _rewrite(proto, name)
     return Importer(proto, name, specs, bounds).run()
@@ -63,15 +66,20 @@ def _rewrite(proto: ModelProto, name: str) -> ModelProto:
         raise
     except Exception as err:
         raise ModelError(f"{name}: rewriting to plain operators failed: {err}") from err
-    return fold(result, name) if result is not proto else proto
+    # A rewrite may bring in functions (DynamicQuantizeLinear) and new shape arithmetic.
+    return fold(expand_functions(result, name), name) if result is not proto else proto
+
+
+def load_families() -> None:
+    """Import every family of converters, which fills the table."""
+    for family in _FAMILIES:
+        importlib.import_module(f"tvmx.frontend.ops_{family}")
 
 
 class Importer:
     """Converts one prepared graph. Values are kept by ONNX name, as expression or as known value."""
 
     def __init__(self, proto: ModelProto, name: str, specs: list[InputSpec], bounds: dict[str, Dim]) -> None:
-        for family in _FAMILIES:
-            importlib.import_module(f"tvmx.frontend.ops_{family}")
         self.proto = proto
         self.name = name
         self.specs = specs
@@ -130,7 +138,7 @@ class Importer:
         if array.size <= STATIC_LIMIT or array.dtype == object:
             self._static[name] = array
         else:
-            self._exprs[name] = relax.const(array)
+            self._exprs[name] = constant(array)
 
     def expr(self, name: str) -> Expr:
         """The value as a Relax expression, made from the known value where needed."""

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from onnx import AttributeProto, NodeProto, helper, numpy_helper
 from tvm import relax, tirx
+from tvm.relax import op as R
 
 from tvmx.errors import ModelError
 
@@ -180,7 +181,24 @@ class Node:
         return self.bb.emit_te(fn, *args, primfunc_name_hint=name or self.op.lower())
 
     def const(self, value: Any, dtype: str) -> Expr:
-        return relax.const(np.asarray(value, dtype=np_dtype(dtype)))
+        return constant(np.asarray(value, dtype=np_dtype(dtype)))
+
+
+# Constants of types that are packed below a byte are held in the next type that is not.
+WIDENED = {
+    "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float32",
+}  # fmt: skip
+
+
+def constant(array: np.ndarray) -> Expr:
+    """A Relax constant of exactly this dtype (relax.const would narrow int64 and float64)."""
+    array = np.asarray(array)
+    if array.dtype.name in WIDENED:
+        array = array.astype(WIDENED[array.dtype.name])
+    if array.size == 0:
+        # An empty constant cannot be written into a compiled module.
+        return R.zeros(relax.ShapeExpr(array.shape), str(array.dtype))
+    return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape)))
 
 
 def np_dtype(name: str) -> np.dtype[Any]:

@@ -10,7 +10,8 @@ from onnx import helper
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
-from tvmx.frontend.node import Expr, Node, converter, dtype_of, simplify
+from tvmx.frontend import float8
+from tvmx.frontend.node import Expr, Node, constant, converter, dtype_of, simplify
 
 
 def product(dims: Any) -> Any:
@@ -30,7 +31,7 @@ def reshape(node: Node, x: Expr, dims: list[Any]) -> Expr:
         return x
     array = const_of(x)
     if array is not None and all(isinstance(d, int) for d in dims):
-        return relax.const(array.reshape(dims))
+        return constant(array.reshape(dims))
     return node.emit(R.reshape(x, dims))
 
 
@@ -119,7 +120,7 @@ def transpose(node: Node) -> Expr:
         return node[0]
     array = const_of(node[0])
     if array is not None:
-        return relax.const(np.ascontiguousarray(array.transpose(perm)))
+        return constant(np.ascontiguousarray(array.transpose(perm)))
     return node.emit(R.permute_dims(node[0], perm))
 
 
@@ -133,7 +134,7 @@ def concat(node: Node) -> Expr:
         return kept[0]
     arrays = [const_of(p) for p in kept]
     if all(a is not None for a in arrays):
-        return relax.const(np.concatenate(arrays, axis=axis))  # type: ignore[arg-type]
+        return constant(np.concatenate(arrays, axis=axis))  # type: ignore[arg-type]
     return node.emit(R.concat(kept, axis))
 
 
@@ -159,7 +160,7 @@ def split(node: Node) -> list[Expr]:
     array = const_of(node[0])
     bounds = [int(b) for b in np.cumsum(sizes)[:-1]]
     if array is not None:
-        return [relax.const(np.ascontiguousarray(a)) for a in np.split(array, bounds, axis)]
+        return [constant(np.ascontiguousarray(a)) for a in np.split(array, bounds, axis)]
     if 0 in sizes:
         # relax.split refuses empty parts.
         out, start = [], 0
@@ -212,7 +213,7 @@ def slice_op(node: Node) -> Expr:
     array = const_of(node[0])
     if array is not None and all(isinstance(v, int) for v in (*begin, *finish)):
         index = tuple(slice(b, f if f >= 0 else None, s) for b, f, s in zip(begin, finish, stride))
-        return relax.const(np.ascontiguousarray(array[index]))
+        return constant(np.ascontiguousarray(array[index]))
     if any(isinstance(d, int) and d == 0 for d in out):
         return node.const(np.zeros(out), node.dtype(0))
     if min(stride) > 0 and all(isinstance(v, int) for v in (*begin, *finish)):
@@ -327,9 +328,9 @@ def tile(node: Node) -> Expr:
 def constant_of_shape(node: Node) -> Expr:
     dims = [simplify(v) for v in node.known(0, "the shape").reshape(-1)]
     value = np.asarray(node.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
-    scalar = relax.const(np.asarray(value))
+    scalar = constant(np.asarray(value))
     if all(isinstance(d, int) for d in dims) and np.prod(dims) < 1 << 20:
-        return relax.const(np.full(dims, value))
+        return constant(np.full(dims, value))
     return node.emit(R.full(relax.ShapeExpr(as_exprs(dims)), scalar, str(value.dtype)))
 
 
@@ -347,25 +348,39 @@ def range_op(node: Node) -> Expr:
     return node.te(kernel, first, n)
 
 
-def cast(node: Node, x: Expr, to: str) -> Expr:
+def cast(node: Node, x: Expr, to: str, saturate: bool = True) -> Expr:
     """x as dtype `to`, with ONNX's (numpy's) rules: non-zero is true, floats truncate."""
     have = dtype_of(x)
     if have == to:
         return x
+    for dtype in (have, to):
+        if dtype in UNSUPPORTED_DTYPES:
+            raise node.fail(f"type {dtype} is not supported; keep such values as int8 or float32")
+    if have in float8.FLOAT8:
+        wide = to if to in ("float32", "float64", "float16", "bfloat16") else "float32"
+        return cast(node, float8.decode(node, x, wide), to)
+    if to in float8.FLOAT8:
+        return float8.encode(node, cast(node, x, "float32"), to, saturate)
     array = const_of(x)
     if array is not None and array.size <= 1 << 16 and to in ("float32", "int64", "int32"):
         with np.errstate(all="ignore"):
-            return relax.const(array.astype(to))
+            return constant(array.astype(to))
     if to == "bool":
         return node.emit(R.not_equal(x, node.const(0, have)))
     return node.emit(R.astype(x, to))
 
 
+# Types below a byte live packed in memory, which no kernel of ours addresses; of the 8-bit floats
+# the scale-only one has neither sign nor zero.
+UNSUPPORTED_DTYPES = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float8_e8m0fnu")
+
+
 @converter("Cast")
 def cast_op(node: Node) -> Expr:
-    return cast(node, node[0], str(helper.tensor_dtype_to_np_dtype(node.attrs["to"])))
+    to = str(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    return cast(node, node[0], to, bool(node.attr("saturate", 1)))
 
 
 @converter("CastLike")
 def cast_like(node: Node) -> Expr:
-    return cast(node, node[0], node.dtype(1))
+    return cast(node, node[0], node.dtype(1), bool(node.attr("saturate", 1)))

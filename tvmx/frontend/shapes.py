@@ -13,6 +13,7 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 from tvmx.config import Dim
 from tvmx.errors import ModelError
 from tvmx.frontend.load import MAX_DIM
+from tvmx.frontend.node import WIDENED
 
 ShapeSpec = Mapping[str, Sequence[int | str | Dim]]
 
@@ -160,6 +161,9 @@ def _declared(info: ValueInfoProto, name: str) -> list[int | str] | None:
     if tensor_type.elem_type in (0, 8):  # UNDEFINED, STRING
         kind = "string" if tensor_type.elem_type else "untyped"
         raise ModelError(f"{name}: input {info.name!r} is a {kind} tensor; these are not supported")
+    dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type).name
+    if dtype in WIDENED or dtype in ("float8_e8m0fnu", "complex64", "complex128"):
+        raise ModelError(f"{name}: input {info.name!r} is {dtype}, which is not supported as input")
     if not tensor_type.HasField("shape"):
         return None
     dims: list[int | str] = []

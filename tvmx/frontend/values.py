@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 from onnx import helper
-from tvm import relax, te, tirx
+from tvm import te, tirx
 
-from tvmx.frontend.node import Expr, Node, shape_of, simplify
+from tvmx.frontend.node import Expr, Node, constant, shape_of, simplify
 
 # Larger results stay run-time tensors.
 LIMIT = 4096
@@ -65,7 +65,7 @@ def evaluate(node: Node) -> list[np.ndarray] | None:
 def materialise(bb: Any, value: np.ndarray) -> Expr:
     """The value as a Relax tensor; symbolic entries become a kernel over the symbolic dims."""
     if value.dtype != object:
-        return relax.const(value)
+        return constant(value) if value.size else bb.emit(constant(value))
     flat = [tirx.const(v, "int64") if isinstance(v, int) else v for v in value.reshape(-1)]
     strides = [math.prod(value.shape[i + 1 :]) for i in range(value.ndim)]
 
