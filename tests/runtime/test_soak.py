@@ -112,9 +112,10 @@ def test_a_killed_export_leaves_the_old_file(library, tmp_path, signal):
         child = subprocess.Popen(
             [
                 sys.executable, "-c",
-                "import sys; from pathlib import Path; from tvmx.executor.link import install\n"
+                "import shutil, sys; from pathlib import Path; from tvmx.executor.link import replacing\n"
                 "print('go', flush=True)\n"
-                "while True: install(Path(sys.argv[1]), Path(sys.argv[2]))",
+                "while True:\n"
+                "    with replacing(Path(sys.argv[2])) as temporary: shutil.copyfile(sys.argv[1], temporary)",
                 str(library), str(target),
             ],
             stdout=subprocess.PIPE,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,15 +127,15 @@ def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, tar
     width = [f"-DTVMX_VECTOR={target.vector_bytes}", *_VECTOR_FLAGS.get((target.arch, target.vector_bytes), ())]
     tools.run([*_C_FLAGS, "-O3", *width, "-c", str(HERE / "peak.c"), "-o", "peak.o"], folder)
     tools.run(["-c", "data.S", "-o", "data.o"], folder)
-    made = folder / "library.so"
-    tools.run(
-        ["-shared", "-o", str(made), "host.o", "pool.o", "peak.o", "data.o", *map(str, objects),
-         "-Wl,--version-script=exports.map", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,--no-undefined",
-         "-Wl,--build-id=none", "-lm", "-lpthread"],
-        folder,
-    )  # fmt: skip
-    seal(made)
-    return install(made, output)
+    with replacing(output.absolute()) as made:
+        tools.run(
+            ["-shared", "-o", str(made), "host.o", "pool.o", "peak.o", "data.o", *map(str, objects),
+             "-Wl,--version-script=exports.map", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,--no-undefined",
+             "-Wl,--build-id=none", "-lm", "-lpthread"],
+            folder,
+        )  # fmt: skip
+        seal(made)
+    return output.stat().st_size
 
 
 def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False) -> None:
@@ -143,16 +144,19 @@ def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False) -> None:
     tools.run([*_C_FLAGS, "-O2", *define, "-c", str(HERE / "pool.c"), "-o", "pool.o"], folder)
 
 
-def install(made: Path, output: Path) -> int:
-    """Move `made` to `output` atomically: whoever looks sees the old file or the whole new one."""
+@contextlib.contextmanager
+def replacing(output: Path) -> Iterator[Path]:
+    """A file beside `output` to write; it replaces `output` at the end of a block that raises nothing.
+
+    Whoever looks, and whenever the process dies, sees the old file or the whole new one.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        shutil.copyfile(made, temporary)
+        yield temporary
+        temporary.chmod(0o755)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o755)
         os.replace(temporary, output)
     finally:
         temporary.unlink(missing_ok=True)
-    return output.stat().st_size

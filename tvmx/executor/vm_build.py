@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmx.errors import CompileError
 from tvmx.executor.constants import ConstantPool
-from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, install, write_data
+from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, replacing, write_data
 from tvmx.executor.manifest import Bounds, library_manifest
 from tvmx.runtime.seal import seal
 from tvmx.target import Target
@@ -48,7 +48,6 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
         (folder / "exports.map").write_text(VM_EXPORTS)
         tools.run(["-c", "data.S", "-o", "data.o"], folder)
         compile_pool(folder, tools, for_vm=True)
-        made = folder / "library.so"
 
         def join(path: str, objects: list[str], **options: Any) -> None:
             tools.run(
@@ -58,13 +57,13 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
                 folder,
             )  # fmt: skip
 
-        executable.export_library(str(made), fcompile=join, workspace_dir=str(folder))
-        seal(made)
-        size = install(made, output)
+        with replacing(output.absolute()) as made:
+            executable.export_library(str(made), fcompile=join, workspace_dir=str(folder))
+            seal(made)
     report = {
         "executor": "vm",
         "reason": reason,
-        "library_bytes": size,
+        "library_bytes": output.stat().st_size,
         "arena_bytes": None,
         "arena_lower_bound": None,
         "build_seconds": {"vm": round(time.perf_counter() - began, 3)},
