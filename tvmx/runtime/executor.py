@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmx.errors import ArtifactError, InputError
 from tvmx.runtime.artifact import check_machine, read_artifact
 from tvmx.runtime.branch import BranchProgram, Program
 from tvmx.runtime.debug import debug_program
+from tvmx.runtime.dtypes import numpy_dtype
 from tvmx.runtime.library import Library
 from tvmx.runtime.machine import usable_cores
 from tvmx.runtime.manifest import Entry, Manifest, TensorInfo
 from tvmx.runtime.profile import Profile, profile_program
 from tvmx.runtime.program import GraphProgram
 from tvmx.runtime.slots import Array
-from tvmx.runtime.vm import VmProgram
+from tvmx.runtime.vm import VmProgram, load_vm_runtime
 
 if TYPE_CHECKING:
     from tvmx.memory import CacheStats
@@ -86,6 +89,8 @@ class GraphExecutor:
             raise ArtifactError(f"no entry {entry!r} in {artifact.path}; it has {', '.join(public)}")
         self._lock = threading.Lock()
         self._path = artifact.path
+        if self.manifest.executor == "vm":
+            load_vm_runtime(artifact.path)
         self._library = Library(artifact.path, artifact.seal)
         self._pool = self._library.new_pool(self.threads, affinity)
         self._choices = [entry] if entry is not None else list(public)
@@ -100,6 +105,13 @@ class GraphExecutor:
     def outputs(self) -> tuple[TensorInfo, ...]:
         """The model's outputs (of the entry in use)."""
         return self._current.entry.outputs
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """The numpy dtype of an input or output; bfloat16 is ml_dtypes', or uint16 where that is not installed."""
+        for info in (*self.inputs, *self.outputs):
+            if info.name == name:
+                return numpy_dtype(info.dtype)
+        raise InputError(f"no input or output {name!r}")
 
     @property
     def entry(self) -> str:

@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class Profile:
         )
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
         return {
             "entry": self.entry,
@@ -98,11 +99,7 @@ class Profile:
             ],
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def chrome_trace(self) -> str:
+    def chrome_trace(self) -> dict[str, Any]:
         """A trace for chrome://tracing or Perfetto: one typical run."""
         events = [
             {
@@ -117,7 +114,11 @@ class Profile:
             }
             for k, start in zip(self.kernels, self.starts)
         ]
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def save_chrome_trace(self, path: str | Path) -> None:
+        """Write `chrome_trace` as JSON."""
+        Path(path).write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
 
     def __str__(self) -> str:
         return self.table()

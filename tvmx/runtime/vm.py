@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,18 @@ class VmProgram:
         # The VM keeps what it is given, so inputs are always copied.
         self.slots = {i.name: InputSlot(i, tuple(c for c in entry.checks if c.input == i.name)) for i in entry.inputs}
         self._results: list[Array] | None = None
-        self._ffi = _load_ffi(path)
+        self._ffi = load_vm_runtime(path)
         module = self._ffi.load_module(path)["vm_load_executable"]()
-        module["vm_initialization"](_CPU, 0, _POOLED)
+        try:
+            module["vm_initialization"](_CPU, 0, _POOLED)
+        except Exception as error:
+            missing = re.search(r"Cannot find ffi::Function (\S+)", str(error))
+            if missing is None:
+                raise
+            raise ArtifactError(
+                f"{path} calls {missing[1]}, which only TVM's Python package provides; "
+                "pip install apache-tvm and `import tvm` before loading it"
+            ) from error
         self._main = module["main"]
 
     @property
@@ -94,13 +104,16 @@ class VmProgram:
         return self._results
 
 
-def _load_ffi(path: str) -> Any:
-    """Load libtvm_runtime beside the artifact or from an installed TVM, and return the tvm_ffi package."""
+def load_vm_runtime(path: str) -> Any:
+    """Load libtvm_runtime beside the artifact or from an installed TVM; returns the tvm_ffi package.
+
+    Comes before the artifact is loaded, which refers to it. Raises ArtifactError saying what to install.
+    """
     try:
         import tvm_ffi
-    except ImportError:
+    except ImportError as error:
         raise ArtifactError(
-            f"{path} runs through the Relax VM and needs TVM's runtime; pip install apache-tvm-ffi apache-tvm"
+            f"{path} runs through the Relax VM and needs TVM's runtime ({error}); pip install apache-tvm-ffi apache-tvm"
         ) from None
     found = None
     for folder in _runtime_folders(path):
