@@ -76,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("artifact")
     sub.add_argument("--memory", metavar="FILE.svg", help="draw the memory plan")
 
+    sub = command("export", _export, "write what a .so needs elsewhere: library, header, C++ and Python examples")
+    sub.add_argument("artifact")
+    sub.add_argument("--bundle", required=True, metavar="DIR", help="a new or empty folder")
+
     sub = command("verify", _verify, "run the program after each pass against the model as imported")
     _model_arguments(sub)
     sub.add_argument("--per-pass", action="store_true", help="list every pass, not only the first that breaks")
@@ -280,6 +284,18 @@ def _inspect(arguments: argparse.Namespace) -> None:
         draw_artifact(arguments.artifact, arguments.memory)
     description = describe(arguments.artifact)
     print(json.dumps(description.to_json()) if arguments.json else description)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from tvmx.executor.bundle import write_bundle
+
+    bundle = write_bundle(arguments.artifact, arguments.bundle)
+    files = [str(f.relative_to(bundle.folder)) for f in bundle.files]
+    if arguments.json:
+        facts = {"folder": str(bundle.folder), "bytes": bundle.bytes, "parameter_bytes": bundle.parameter_bytes}
+        print(json.dumps({**facts, "cpp": bundle.cpp, "files": files}))
+        return
+    print(f"{bundle.folder}: {len(files)} files, {bundle.bytes / 1e6:.2f} MB")
 
 
 def _verify(arguments: argparse.Namespace) -> int:
