@@ -16,9 +16,9 @@ from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, as_int, inspect, leaves
 from tvmx_schedules.cpu.conv_common import perfect
-from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, divisors, split_parallel, tile_of_panel
 from tvmx_schedules.cpu.loops import PARTITION_HINT, vectorize_loop
 
+from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, divisors, split_parallel, tile_of_panel
 from tvmx.schedule import schedule_rule
 from tvmx.target import Target
 

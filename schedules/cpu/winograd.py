@@ -14,7 +14,7 @@ from typing import Any
 
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, perfect, stages
 
-from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, rows_of_panel, tile_of_panel, winograd_rows
+from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, rows_of_panel, tile_of_panel, winograd_plan
 from tvmx.passes.legalize.winograd_te import STAGE_ANNOTATION, TILE
 from tvmx.schedule import schedule_rule
 from tvmx.target import Target
@@ -36,7 +36,8 @@ def conv2d_winograd(sch: Any, target: Target) -> None:
     _, lanes = tile_of_panel(panel, target)
     macs = math.prod(shape)
     parallel = target.threads > 1 and macs >= MIN_PARALLEL_MACS
-    group = winograd_rows(batch, rows, columns, depth, channels, target, target.threads if parallel else 1)
+    plan = winograd_plan(batch, rows, columns, depth, channels, target, target.threads if parallel else 1)
+    fused, group = plan.group > 0, max(1, plan.group)
 
     # The last block leads: its loops over groups of tile rows hold everything else.
     n, h, w, c = sch.get_loops(last)
@@ -54,36 +55,46 @@ def conv2d_winograd(sch: Any, target: Target) -> None:
         _unroll_patch(sch, part[name], 4, step)
     _unroll_tail(sch, last, 4)
 
-    sch.compute_at(gemm, outer, preserve_unit_loops=True)
+    if fused:
+        sch.compute_at(gemm, outer, preserve_unit_loops=True)
+    else:
+        sch.parallel(sch.fuse(*sch.get_loops(gemm)[:2]))
     if parallel:
         sch.parallel(outer)  # before decompose_reduction: afterwards TVM takes the initialisation for a race
     _gemm(sch, gemm, panel, lanes, depth, target)
 
     vector = math.gcd(depth, target.lanes("float32"))
     into = part["input_rows"]
-    sch.compute_at(into, outer, preserve_unit_loops=True)
-    loops = sch.get_loops(into)[1:]
-    e, f, p, k = loops
+    if fused:
+        sch.compute_at(into, outer, preserve_unit_loops=True)
+    e, f, p, k = sch.get_loops(into)[-4:]
     k0, k1 = sch.split(k, [None, vector])
     sch.reorder(p, k0, e, f, k1)
     sch.compute_at(part["input_columns"], k0, preserve_unit_loops=True)
     sch.set_scope(part["input_columns"], 0, "local")
-    _unroll_patch(sch, part["input_columns"], 3, vector)
-    _unroll_tail(sch, into, 3)
+    depth_of_patch = 3 if fused else 2
+    _unroll_patch(sch, part["input_columns"], depth_of_patch, vector)
+    _unroll_tail(sch, into, depth_of_patch)
+    if not fused:
+        sch.parallel(p)
     if stage.before is not None:
-        sch.compute_at(stage.before, outer, preserve_unit_loops=True)
-        copy_rows(sch, stage.before, 1, target)
+        if fused:
+            sch.compute_at(stage.before, outer, preserve_unit_loops=True)
+        copy_rows(sch, stage.before, 1 if fused else 0, target)
+        if not fused:
+            sch.parallel(sch.fuse(*sch.get_loops(stage.before)[:2]))
 
 
 def _gemm(sch: Any, gemm: Any, panel: int, lanes: int, depth: int, target: Target) -> None:
     """The 36 GEMMs of one group: rows of tiles × panel in registers."""
-    e, f, m, o, k = sch.get_loops(gemm)[1:]
+    m, o, k = sch.get_loops(gemm)[-3:]
+    outer = len(sch.get_loops(gemm)) - 3
     positions = extent(sch, m)
     rows = rows_of_panel(positions, panel, depth, target)
     m0, m1 = perfect(sch, m, [positions // rows, rows])
     o0, oi = sch.split(o, [None, panel])
     ov, ol = sch.split(oi, [None, lanes])
-    sch.reorder(e, f, o0, m0, k, m1, ov, ol)
+    sch.reorder(o0, m0, k, m1, ov, ol)
     write = sch.cache_write(gemm, 0, "local")
     sch.reverse_compute_at(write, m0, preserve_unit_loops=True)
     sch.vectorize(ol)
@@ -94,7 +105,7 @@ def _gemm(sch: Any, gemm: Any, panel: int, lanes: int, depth: int, target: Targe
     sch.vectorize(loops[-1])
     for loop in loops[-3:-1]:
         sch.unroll(loop)
-    loops = sch.get_loops(write)[5:]
+    loops = sch.get_loops(write)[outer + 2 :]
     vectors, inner = sch.split(loops[-1], [None, lanes])
     sch.vectorize(inner)
     for loop in (*loops[:-1], vectors):

@@ -16,6 +16,7 @@ POINTWISE = [
     Case((1, 13, 11, 32), 32, epilogue="residual"),
     Case((1, 1, 1, 256), 64),
     Case((1, 6, 6, 18), 1),
+    Case((1, 37, 1, 16), 64),
     Case((1, 6, 6, 20), 24, constant=False),
     Case((1, 7, 9, 20), 24, prologue=True),
 ]

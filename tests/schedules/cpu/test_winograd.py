@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.schedules.cpu.conv_case import Case, build, run
+from tvmx.passes.legalize.conv_model import winograd_plan
 from tvmx.passes.legalize.winograd_te import weights
 from tvmx.target import resolve
 
@@ -52,3 +53,12 @@ def test_transformed_weights_are_the_definition() -> None:
     np.testing.assert_allclose(packed[0, 0, 0, :, :], g[0, 0, :, :4] / 16, rtol=1e-6)  # G's first row is (1/4, 0, 0)
     np.testing.assert_allclose(packed[5, 5, 1, :, :2], g[2, 2, :, 4:], rtol=1e-6)  # its last (0, 0, 1)
     assert not packed[:, :, 1, :, 2:].any()
+
+
+def test_stages_spread_over_threads() -> None:
+    case = Case((1, 7, 7, 256), 256, (3, 3), pads=SAME, epilogue="residual")
+    target = resolve("native", threads=2)
+    assert winograd_plan(1, 2, 2, 256, 256, target, threads=2).group == 0
+    error, rules = run(case, target)
+    assert "cpu.conv2d_winograd" in rules
+    assert error < 1e-5

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmx.passes.legalize import conv_te, winograd_te
-from tvmx.passes.legalize.conv_model import Tile, register_tile, tile_cycles, winograd_cycles
+from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, Tile, register_tile, tile_cycles, winograd_plan
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.target import Target
 
@@ -63,7 +63,7 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
 
     if groups > 1:
         mine = out // groups
-        tile = register_tile(ow, mine, kh * kw * channels // groups, target, rounding=True)
+        tile = register_tile(ow, mine, kh * kw * channels // groups, target)
         packed = transformed(
             bb,
             weight,
@@ -74,15 +74,16 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         return emit(bb, lambda a, b: conv_te.grouped(a, b, out, window, columns, groups), "conv2d_grouped", x, packed)
     if window.is_pointwise:
         positions = shapes[0][0] * height * width
-        tile = register_tile(positions, out, channels, target, rounding=False)
+        tile = register_tile(positions, out, channels, target)
         packed = transformed(
             bb,
             weight,
             lambda w: _reshape_te(conv_te.pack_panels(w, tile.panel), (-(-out // tile.panel), channels, tile.panel)),
             lambda w: pack_array(w, tile.panel)[:, 0, 0],
         )
-        return emit(bb, lambda a, b: conv_te.pointwise(a, b, out), "conv2d_1x1", x, packed)
-    tile = register_tile(ow, out, kh * kw * channels, target, rounding=True)
+        computed = math.ceil(positions / tile.rows) * tile.rows
+        return emit(bb, lambda a, b: conv_te.pointwise(a, b, out, computed), "conv2d_1x1", x, packed)
+    tile = register_tile(ow, out, kh * kw * channels, target)
     filters = constant_of(bb, weight)
     if filters is not None and use_winograd(shapes[0], out, window, tile, target):
         tile = register_tile(math.ceil(ow / winograd_te.TILE), out, channels, target, rounding=False)
@@ -115,12 +116,12 @@ def conv2d_transpose(bb: Any, call: Any, target: Target) -> Any:
         _pair(attrs.output_padding),
     )
     dense = up.filters(filters)
-    rows = up.window.output(shape[1], shape[2])[1]
-    positions = shape[0] * shape[1] * shape[2] if up.window.is_pointwise else rows
+    width = up.window.output(shape[1], shape[2])[1]
+    positions = shape[0] * shape[1] * shape[2] if up.window.is_pointwise else width
     taps = dense.shape[0] * dense.shape[1]
-    tile = register_tile(positions, dense.shape[3], taps * depth, target, rounding=not up.window.is_pointwise)
+    tile = register_tile(positions, dense.shape[3], taps * depth, target)
     packed = pack_array(dense, tile.panel)
-    columns = math.ceil(rows / tile.rows) * tile.rows
+    columns = math.ceil(positions / tile.rows) * tile.rows
     return emit(
         bb,
         lambda a, b: conv_te.transposed(a, b, out, up, columns),
@@ -167,7 +168,9 @@ def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Tile, targe
     oh, ow = window.output(height, width)
     direct = tile_cycles(tile, ow, out, 9 * channels, target) * n * oh
     rows, columns = math.ceil(oh / winograd_te.TILE), math.ceil(ow / winograd_te.TILE)
-    return winograd_cycles(n, rows, columns, channels, out, target) < 0.9 * direct
+    threads = target.threads if direct > MIN_PARALLEL_MACS / target.lanes("float32") else 1
+    plan = winograd_plan(n, rows, columns, channels, out, target, threads)
+    return plan.cycles < 0.9 * direct / threads
 
 
 def emit(bb: Any, te_function: Callable[..., Any], name: str, *args: Any) -> Any:

@@ -53,17 +53,21 @@ def register_tile(positions: int, channels: int, reduction: int, target: Target,
 
 def _tiles(positions: int, channels: int, target: Target, rounding: bool) -> Iterator[Tile]:
     full = target.lanes("float32")
-    registers = target.vector_registers
     for lanes in (full, full // 2, full // 4):
         if lanes < 4:
             continue
         for vectors in range(1, MAX_VECTORS + 1):
             if vectors > 1 and (vectors - 1) * lanes >= channels:
                 break
-            most = (registers - 1 - vectors) // vectors
+            most = most_rows(vectors, target)
             for rows in range(min(most, positions), 0, -1):
                 if positions % rows == 0 or (rounding and rows > 1):
                     yield Tile(rows, vectors, lanes)
+
+
+def most_rows(vectors: int, target: Target) -> int:
+    """Rows that fit in registers beside a row of weights, a broadcast value and a product."""
+    return (target.vector_registers - 2 - vectors) // vectors
 
 
 def tile_cycles(tile: Tile, positions: int, channels: int, reduction: int, target: Target) -> float:
@@ -73,11 +77,15 @@ def tile_cycles(tile: Tile, positions: int, channels: int, reduction: int, targe
     load = 1.0 if tile.lanes == full else 0.6
     tiles = math.ceil(positions / tile.rows) * math.ceil(channels / tile.panel)
     arithmetic = tile.rows * tile.vectors * fma
-    loads = tile.vectors * load + tile.rows * 0.75
+    # Before AVX a broadcast is a load and a shuffle.
+    broadcast = 1.5 if target.arch == "x86_64" and not target.has("avx2") else 0.75
+    loads = tile.vectors * load + tile.rows * broadcast
     latency = 4.0
-    step = max(arithmetic, loads, latency) + 0.4
-    outside = 12 + tile.rows * tile.vectors * 2.5 + (0 if positions % tile.rows == 0 else tile.rows)
-    return tiles * (reduction * step + outside)
+    step = max(arithmetic, loads, latency) + 0.1 * loads + 0.4
+    outside = 12 + tile.rows * tile.vectors * 2.5
+    cycles = tiles * (reduction * step + outside)
+    # Positions past the end cost a test a row at the end of every tile and, fused, a pointer a row.
+    return cycles if positions % tile.rows == 0 else cycles * 1.08
 
 
 def split_parallel(candidates: list[tuple[int, int]], threads: int, ideal: int) -> tuple[int, int]:
@@ -102,7 +110,7 @@ def tile_of_panel(panel: int, target: Target) -> tuple[int, int]:
 def rows_of_panel(positions: int, panel: int, reduction: int, target: Target) -> int:
     """The best divisor of `positions` as rows beside a panel that is already fixed."""
     vectors, lanes = tile_of_panel(panel, target)
-    most = max(1, (target.vector_registers - 1 - vectors) // vectors)
+    most = max(1, most_rows(vectors, target))
     choices = [Tile(r, vectors, lanes) for r in divisors(positions) if r <= most]
     return min(choices, key=lambda t: tile_cycles(t, positions, panel, reduction, target)).rows
 
@@ -117,36 +125,45 @@ def depthwise_tile(width: int, channels: int, target: Target) -> tuple[int, int]
 
 
 L3_BYTES_PER_CYCLE = 10.0
+LAUNCH_CYCLES = 15_000.0  # waking the other threads once
 TRANSFORM_CYCLES = 170.0  # of one 6×6 patch of one vector, in or out, loads and stores included
 
 
-def winograd_rows(batch: int, rows: int, columns: int, depth: int, channels: int, target: Target, threads: int) -> int:
-    """How many rows of tiles go through the stages together: the divisor of `rows` with the least predicted cost."""
-    return min(
-        divisors(rows),
-        key=lambda group: _winograd_group_cycles(batch, rows, columns, depth, channels, group, target, threads),
-    )
+@dataclass(frozen=True)
+class WinogradPlan:
+    """How tiles go through the stages: `group` rows of tiles at a time, or all at once, each stage spread over threads
+    (`group` = 0), so that every thread reads only its share of the weights."""
+
+    group: int
+    cycles: float
 
 
-def winograd_cycles(batch: int, rows: int, columns: int, depth: int, channels: int, target: Target) -> float:
-    """Predicted cycles of a Winograd layer of rows × columns tiles on one core."""
-    group = winograd_rows(batch, rows, columns, depth, channels, target, 1)
-    return _winograd_group_cycles(batch, rows, columns, depth, channels, group, target, 1)
+def winograd_plan(
+    batch: int, rows: int, columns: int, depth: int, channels: int, target: Target, threads: int
+) -> WinogradPlan:
+    """The cheapest plan for a Winograd layer of rows × columns tiles a picture."""
+    groups = [0, *divisors(rows)] if threads > 1 else divisors(rows)
+    plans = [
+        WinogradPlan(g, _winograd_cycles(batch, rows, columns, depth, channels, g, target, threads)) for g in groups
+    ]
+    return min(plans, key=lambda plan: plan.cycles)
 
 
-def _winograd_group_cycles(
+def _winograd_cycles(
     batch: int, rows: int, columns: int, depth: int, channels: int, group: int, target: Target, threads: int
 ) -> float:
-    positions = group * columns
+    positions = group * columns if group else batch * rows * columns
     tile = register_tile(positions, channels, depth, target, rounding=False)
     full = target.lanes("float32")
     cycles = 36 * tile_cycles(tile, positions, channels, depth, target)
     cycles += TRANSFORM_CYCLES * positions * (math.ceil(depth / full) + math.ceil(channels / full))
     weights = 36 * depth * channels * 4
     stages = 36 * positions * (depth + channels) * 4
+    if not group:
+        share = weights + stages * 2 if weights + stages > target.l2_bytes else 0
+        return (cycles + share / L3_BYTES_PER_CYCLE) / threads + 2 * LAUNCH_CYCLES
     if weights + stages > target.l2_bytes:
         cycles += weights / L3_BYTES_PER_CYCLE
     if stages > target.l2_bytes * 0.75:
         cycles += 2 * stages / L3_BYTES_PER_CYCLE
-    groups = batch * rows // group
-    return cycles * math.ceil(groups / threads)
+    return cycles * math.ceil(batch * rows // group / threads)

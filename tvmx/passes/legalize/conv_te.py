@@ -54,31 +54,33 @@ def padded(x: Any, window: Window, rows: int, columns: int) -> Any:
     return te.compute((n, rows, columns, c), value, name="pad")
 
 
-def pointwise(x: Any, packed: Any, channels: int) -> Any:
-    """1×1 convolution as a GEMM over fused rows. x[N, H, W, K], packed[P, K, nb] → [N, H, W, channels]."""
+def pointwise(x: Any, packed: Any, channels: int, positions: int) -> Any:
+    """1×1 convolution as a GEMM over fused rows. x[N, H, W, K], packed[P, K, nb] → [N, H, W, channels].
+
+    `positions` ≥ N·H·W is how many rows are computed, a multiple of the register tile; those past the end repeat the
+    last one and are dropped.
+    """
     from tvm import te
 
     n, h, w, _ = (int(d) for d in x.shape)
-    out = _pointwise(x, packed, "conv2d_1x1")
+    out = _pointwise(x, packed, positions, "conv2d_1x1")
     return te.compute((n, h, w, channels), lambda b, i, j, o: out[(b * h + i) * w + j, o], name="unpack")
 
 
-def _pointwise(x: Any, packed: Any, op: str) -> Any:
-    """[N·H·W, P·nb]"""
-    from tvm import te
+def _pointwise(x: Any, packed: Any, positions: int, op: str) -> Any:
+    """[positions, P·nb]"""
+    from tvm import te, tirx
 
     n, h, w, depth = (int(d) for d in x.shape)
     panels, _, width = (int(d) for d in packed.shape)
     k = te.reduce_axis((0, depth), "k")
-    return te.compute(
-        (n * h * w, panels * width),
-        lambda m, o: te.sum(
-            x[m // (h * w), m % (h * w) // w, m % w, k] * packed[o // width, k, o % width],
-            axis=k,
-        ),
-        name=op,
-        attrs={OP_ANNOTATION: op},
-    )
+
+    def product(m: Any, o: Any) -> Any:
+        row = m if positions == n * h * w else tirx.min(m, n * h * w - 1)
+        value = x[row // (h * w), row % (h * w) // w, row % w, k]
+        return te.sum(value * packed[o // width, k, o % width], axis=k)
+
+    return te.compute((positions, panels * width), product, name=op, attrs={OP_ANNOTATION: op})
 
 
 def direct(x: Any, packed: Any, channels: int, window: Window, columns: int) -> Any:
@@ -181,14 +183,17 @@ class Upsampling:
 
 
 def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int) -> Any:
-    """Transposed convolution. x[N, H, W, K], packed panels of `up.filters` → [N, OH, OW, channels]."""
+    """Transposed convolution. x[N, H, W, K], packed panels of `up.filters` → [N, OH, OW, channels].
+
+    `columns` is what `direct` takes, or the `positions` of `pointwise` where the dense convolution is 1×1.
+    """
     from tvm import te
 
     sh, sw = up.strides
     oh, ow = up.output
     n, h, w, _ = (int(d) for d in x.shape)
     if up.window.is_pointwise:
-        flat = _pointwise(x, packed, "conv2d_1x1_detached")
+        flat = _pointwise(x, packed, columns, "conv2d_1x1_detached")
     else:
         grid = _direct(x, packed, up.window, columns, "conv2d_detached")
 
