@@ -17,6 +17,7 @@ from onnx import (
 from tvmx.errors import ModelError
 from tvmx.frontend import fallback
 from tvmx.frontend.node import CONVERTERS
+from tvmx.frontend.rewrite import CLAIMED
 
 # A body may hold further such operators (SoftmaxCrossEntropyLoss → NegativeLogLikelihoodLoss → …).
 _ROUNDS = 5
@@ -49,6 +50,8 @@ def _schema(node: NodeProto, versions: dict[str, int]) -> defs.OpSchema | None:
     key = (domain, node.op_type)
     if key not in _PREFER_BODY and (key in CONVERTERS or fallback.serves(*key)):
         return None
+    if not domain and node.op_type in CLAIMED:
+        return None  # a rewrite does better than the body (DynamicQuantizeLinear of zeros, GroupNormalization)
     try:
         schema = defs.get_schema(node.op_type, versions.get(domain, 1), domain)
     except defs.SchemaError:

@@ -10,8 +10,9 @@ import numpy as np
 from onnx import ModelProto
 
 from tvmx.config import Dim
+from tvmx.frontend.expand import expand_functions
 from tvmx.frontend.fold import fold
-from tvmx.frontend.importer import Importer
+from tvmx.frontend.importer import Importer, load_families
 from tvmx.frontend.importer import _rewrite as rewrite
 from tvmx.frontend.load import load_model
 from tvmx.frontend.model import Model
@@ -39,7 +40,8 @@ def import_programs(
     proto, name = load_model(model)
     bind_constants(proto, constants or {}, name)
     specs, bounds = settle_shapes(proto, shapes or {}, name)
-    return _programs(fold(proto, name), name, specs, bounds, MAX_DEPTH)
+    load_families()
+    return _programs(fold(expand_functions(proto, name), name), name, specs, bounds, MAX_DEPTH)
 
 
 def _programs(

@@ -43,6 +43,9 @@ RULES: tuple[RewriteRule, ...] = (
     *hygiene.RULES,
 )
 
+# Operators that never survive a rewrite.
+CLAIMED = frozenset(op for rule in RULES if rule.required for op in rule.ops)
+
 
 def rewrite_all(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model in operators the importer knows; names of inputs and outputs survive.
@@ -63,4 +66,4 @@ def split_if(model: onnx.ModelProto) -> SplitIf | None:
     return _split_if(model, RULES)
 
 
-__all__ = ["RULES", "Report", "RewriteRule", "SplitIf", "apply_rules", "rewrite_all", "split_if"]
+__all__ = ["CLAIMED", "RULES", "Report", "RewriteRule", "SplitIf", "apply_rules", "rewrite_all", "split_if"]
