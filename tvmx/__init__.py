@@ -12,7 +12,6 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "import_onnx": "tvmx.api",
-    "tune": "tvmx.api",
     "compile": "tvmx.api",
     "verify": "tvmx.api",
     "CompileResult": "tvmx.api",
@@ -22,10 +21,12 @@ _LAZY = {
     "TvmxError": "tvmx.errors",
 }
 
-__all__ = ["__version__", *_LAZY]
+__all__ = ["__version__", "tune", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tune":  # a package of its own, callable: see tvmx/tune/__init__.py
+        return importlib.import_module("tvmx.tune")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'tvmx' has no attribute {name!r}")

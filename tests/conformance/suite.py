@@ -91,12 +91,8 @@ def cases() -> Iterator[Case]:
         op = base.model.graph.node[0].op_type
         names = base.model.graph.node[0].input
         inputs = {i.name for i in case.model.graph.input}
-        bound = tuple(
-            names[i] for i in PARAMETERS.get(op, ()) if i < len(names) and names[i] in inputs
-        )
-        yield Case(
-            case.name, op, case.model, case.data_sets, case.rtol, case.atol, bound, _scope(case.model)
-        )
+        bound = tuple(names[i] for i in PARAMETERS.get(op, ()) if i < len(names) and names[i] in inputs)
+        yield Case(case.name, op, case.model, case.data_sets, case.rtol, case.atol, bound, _scope(case.model))
 
 
 def _scope(model: Any) -> str:
@@ -144,9 +140,7 @@ def run_case(case: Case, via: str) -> Outcome:
     return Outcome(case.name, case.op, "pass")
 
 
-def compare(
-    want: list[np.ndarray], have: list[np.ndarray], rtol: float, atol: float
-) -> str | None:
+def compare(want: list[np.ndarray], have: list[np.ndarray], rtol: float, atol: float) -> str | None:
     """The first difference in count, dtype, shape or value, or None."""
     if len(want) != len(have):
         return f"{len(have)} outputs, {len(want)} expected"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tvmx.frontend.fold import fold
 from tvmx.frontend.load import load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
 from tvmx.frontend.node import CONVERTERS, Expr, Node, constant, dtype_of, shape_of
+from tvmx.frontend.rewrite import rewrite_all
 from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
 
 log = logging.getLogger(__name__)
@@ -45,29 +47,49 @@ def import_onnx(
 
     Raises ModelError naming the node and operator for anything that cannot be imported.
     """
+    return prepare(model, shapes, constants).convert()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked and folded model whose shapes are settled, before it is rewritten to plain operators."""
+
+    proto: ModelProto
+    name: str
+    specs: list[InputSpec]
+    bounds: dict[str, Dim]
+
+    def part(self, proto: ModelProto) -> Prepared:
+        """A program cut out of this one, folded again."""
+        kept = {i.name for i in proto.graph.input}
+        return replace(self, proto=fold(proto, self.name), specs=[s for s in self.specs if s.name in kept])
+
+    def convert(self) -> Model:
+        """Rewrite to plain operators and convert to Relax. Raises ModelError."""
+        return Importer(self._rewritten(), self.name, self.specs, self.bounds).run()
+
+    def _rewritten(self) -> ModelProto:
+        try:
+            result = rewrite_all(self.proto)
+        except TvmxError:
+            raise
+        except Exception as err:
+            raise ModelError(f"{self.name}: rewriting to plain operators failed: {err}") from err
+        if result is self.proto:
+            return result
+        # A rewrite may bring in functions (DynamicQuantizeLinear) and new shape arithmetic.
+        return fold(expand_functions(result, self.name), self.name)
+
+
+def prepare(
+    model: str | Path | bytes | ModelProto, shapes: ShapeSpec | None, constants: Mapping[str, np.ndarray] | None
+) -> Prepared:
+    """Load, check, bind constants, settle shapes, expand functions and fold. Raises ModelError."""
     proto, name = load_model(model)
     bind_constants(proto, constants or {}, name)
     specs, bounds = settle_shapes(proto, shapes or {}, name)
     load_families()
-    proto = expand_functions(proto, name)
-    proto = fold(proto, name)
-    proto = _rewrite(proto, name)
-    return Importer(proto, name, specs, bounds).run()
-
-
-def _rewrite(proto: ModelProto, name: str) -> ModelProto:
-    try:
-        rewrite = importlib.import_module("tvmx.frontend.rewrite")
-    except ModuleNotFoundError:
-        return proto
-    try:
-        result = rewrite.rewrite_all(proto)
-    except TvmxError:
-        raise
-    except Exception as err:
-        raise ModelError(f"{name}: rewriting to plain operators failed: {err}") from err
-    # A rewrite may bring in functions (DynamicQuantizeLinear) and new shape arithmetic.
-    return fold(expand_functions(result, name), name) if result is not proto else proto
+    return Prepared(fold(expand_functions(proto, name), name), name, specs, bounds)
 
 
 def load_families() -> None:

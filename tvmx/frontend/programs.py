@@ -9,14 +9,10 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from tvmx.config import Dim
-from tvmx.frontend.expand import expand_functions
-from tvmx.frontend.fold import fold
-from tvmx.frontend.importer import Importer, load_families
-from tvmx.frontend.importer import _rewrite as rewrite
-from tvmx.frontend.load import load_model
+from tvmx.frontend.importer import Prepared, prepare
 from tvmx.frontend.model import Model
-from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, settle_shapes
+from tvmx.frontend.rewrite import split_if
+from tvmx.frontend.shapes import ShapeSpec
 
 MAX_DEPTH = 6  # 64 programs; a model with more run-time Ifs in a row is refused by the importer
 
@@ -37,28 +33,17 @@ def import_programs(
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Model | Branch:
     """`import_onnx`, but an If that only the run can decide becomes a Branch instead of a ModelError."""
-    proto, name = load_model(model)
-    bind_constants(proto, constants or {}, name)
-    specs, bounds = settle_shapes(proto, shapes or {}, name)
-    load_families()
-    return _programs(fold(expand_functions(proto, name), name), name, specs, bounds, MAX_DEPTH)
+    return _programs(prepare(model, shapes, constants), MAX_DEPTH)
 
 
-def _programs(
-    proto: ModelProto, name: str, specs: list[InputSpec], bounds: dict[str, Dim], depth: int
-) -> Model | Branch:
-    from tvmx.frontend.rewrite import split_if
-
-    def one(program: ModelProto) -> Model:
-        kept = {i.name for i in program.graph.input}
-        return Importer(rewrite(program, name), name, [s for s in specs if s.name in kept], bounds).run()
-
-    split = split_if(proto) if depth and any(n.op_type == "If" for n in proto.graph.node) else None
+def _programs(prepared: Prepared, depth: int) -> Model | Branch:
+    has_if = any(n.op_type == "If" for n in prepared.proto.graph.node)
+    split = split_if(prepared.proto) if depth and has_if else None
     if split is None:
-        return one(proto)
+        return prepared.convert()
     return Branch(
         split.node,
-        one(split.condition),
-        _programs(fold(split.then, name), name, specs, bounds, depth - 1),
-        _programs(fold(split.otherwise, name), name, specs, bounds, depth - 1),
+        prepared.part(split.condition).convert(),
+        _programs(prepared.part(split.then), depth - 1),
+        _programs(prepared.part(split.otherwise), depth - 1),
     )
