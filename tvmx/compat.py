@@ -22,7 +22,7 @@ _CONTEXT_FRAMES = 16  # TVMScript looks at the innermost frames only
 
 
 def _outer_frames(frame: FrameType | None, context: int = 1) -> list[inspect.FrameInfo]:
-    frames = []
+    frames: list[inspect.FrameInfo] = []
     while frame is not None:
         filename, line = frame.f_code.co_filename, frame.f_lineno
         code = None
@@ -42,7 +42,7 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
 def fast_stack() -> Iterator[None]:
     """Replace `inspect.stack` and `inspect.getouterframes` by a frame walk inside the block."""
     saved = inspect.stack, inspect.getouterframes
-    inspect.stack, inspect.getouterframes = _stack, _outer_frames  # type: ignore[assignment]
+    inspect.stack, inspect.getouterframes = _stack, _outer_frames
     try:
         yield
     finally:

@@ -145,25 +145,25 @@ def _linear(scope: Scope, expr: Any) -> tuple[Any, np.ndarray] | None:
 def _scaled_outputs(call: Any, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Weights with each output channel multiplied by `scale` [O]."""
     if op_name(call) == "matmul":
-        return w * scale
+        return np.asarray(w * scale)
     spatial = (1,) * (w.ndim - 2)
     if op_name(call) in _CONVS:
-        return w * scale.reshape(-1, 1, *spatial)
+        return np.asarray(w * scale.reshape(-1, 1, *spatial))
     groups = int(call.attrs.groups)  # weights [I, O / groups, ...]: input channel i feeds the outputs of its group
     by_group = np.repeat(scale.reshape(groups, -1), w.shape[0] // groups, axis=0)
-    return w * by_group.reshape(*by_group.shape, *spatial)
+    return np.asarray(w * by_group.reshape(*by_group.shape, *spatial))
 
 
 def _scaled_inputs(call: Any, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Weights with each input channel multiplied by `scale` [I]."""
     if op_name(call) == "matmul":
-        return w * scale.reshape(-1, 1)
+        return np.asarray(w * scale.reshape(-1, 1))
     spatial = (1,) * (w.ndim - 2)
     if op_name(call) in _TRANSPOSED:
-        return w * scale.reshape(-1, 1, *spatial)
+        return np.asarray(w * scale.reshape(-1, 1, *spatial))
     groups = int(call.attrs.groups)
     by_group = np.repeat(scale.reshape(groups, -1), w.shape[0] // groups, axis=0)
-    return w * by_group.reshape(*by_group.shape, *spatial)
+    return np.asarray(w * by_group.reshape(*by_group.shape, *spatial))
 
 
 def scale_into_weights(scope: Scope, call: Any) -> Any:
