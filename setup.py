@@ -11,6 +11,7 @@ setup(
                 "tvmx/memory/core_module.c",
                 "tvmx/memory/core_place.c",
                 "tvmx/memory/core_search.c",
+                "tvmx/memory/core_stack.c",
             ],
             depends=["tvmx/memory/core.h"],
             extra_compile_args=["-O3"],

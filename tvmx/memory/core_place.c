@@ -85,9 +85,10 @@ static void timeline_add(timeline *t, int32_t leaf, int64_t end) {
   }
 }
 
-/* Placed blocks among the first `count` by start whose end is after `s`, as spans. */
+/* Placed blocks among the first `count` by start whose end is after `s`, as spans; -1 when there
+ * are more than `most`. */
 static int32_t timeline_collect(const timeline *t, int32_t count, int64_t s, const int64_t *size,
-                                const int64_t *offsets, span *out) {
+                                const int64_t *offsets, int32_t most, span *out) {
   int32_t stack[128], depth = 0, found = 0;
   stack[depth++] = 1;
   while (depth) {
@@ -98,6 +99,7 @@ static int32_t timeline_collect(const timeline *t, int32_t count, int64_t s, con
     if (low >= count) continue;
     if (width == 1) {
       int32_t i = t->by_start[low].i;
+      if (found == most) return -1;
       out[found++] = (span){offsets[i], offsets[i] + size[i]};
       continue;
     }
@@ -107,22 +109,42 @@ static int32_t timeline_collect(const timeline *t, int32_t count, int64_t s, con
   return found;
 }
 
+/* The placed blocks sorted by address: read through when a large part of them lives at once. */
+typedef struct {
+  int64_t at;
+  int32_t i;
+} seat;
+
+static void take_seat(seat *seats, int32_t count, int64_t at, int32_t i) {
+  int32_t low = 0, high = count;
+  while (low < high) {
+    int32_t mid = low + (high - low) / 2;
+    if (seats[mid].at <= at) low = mid + 1;
+    else high = mid;
+  }
+  memmove(seats + low + 1, seats + low, (size_t)(count - low) * sizeof(seat));
+  seats[low] = (seat){at, i};
+}
+
 int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_t *size,
                const int64_t *align, const int64_t *pinned, const int64_t *order,
                int smallest_gap, int64_t *offsets) {
   timeline t = {0};
   int status = TVMX_OUT_OF_MEMORY;
   span *near = malloc((size_t)(n ? n : 1) * sizeof(span));
+  seat *seats = malloc((size_t)(n ? n : 1) * sizeof(seat));
+  int32_t seated = 0;
   int32_t *leaf = malloc((size_t)(n ? n : 1) * sizeof(int32_t));
   if (n == 0) {
     status = TVMX_SOLVED;
     goto done;
   }
-  if (!near || !leaf || !timeline_init(&t, n, start)) goto done;
+  if (!near || !seats || !leaf || !timeline_init(&t, n, start)) goto done;
   for (int32_t k = 0; k < n; k++) leaf[t.by_start[k].i] = k;
   for (int32_t i = 0; i < n; i++) {
     if (pinned[i] < 0) continue;
     offsets[i] = pinned[i];
+    take_seat(seats, seated++, offsets[i], i);
     timeline_add(&t, leaf[i], end[i]);
   }
   for (int32_t x = 0; x < n; x++) {
@@ -135,14 +157,25 @@ int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_
       if (t.by_start[mid].key < end[i]) low = mid + 1;
       else high = mid;
     }
-    int32_t m = timeline_collect(&t, low, start[i], size, offsets, near);
-    sort_spans(near, m);
+    int32_t m = timeline_collect(&t, low, start[i], size, offsets, 48 + seated / 48, near);
+    if (m >= 0) {
+      sort_spans(near, m);
+    } else {
+      m = 0;
+      for (int32_t k = 0; k < seated; k++) {
+        int32_t j = seats[k].i;
+        if (start[j] < end[i] && start[i] < end[j])
+          near[m++] = (span){seats[k].at, seats[k].at + size[j]};
+      }
+    }
     offsets[i] = find_gap(near, m, size[i], align[i], smallest_gap);
     timeline_add(&t, leaf[i], end[i]);
+    take_seat(seats, seated++, offsets[i], i);
   }
   status = TVMX_SOLVED;
 done:
   free(near);
+  free(seats);
   free(leaf);
   free(t.by_start);
   free(t.latest);

@@ -238,6 +238,7 @@ static int solve(search *s, int32_t *list, int32_t m, int32_t last, int32_t last
     }
     candidates[y] = i;
   }
+  s->stack_top = mark + count;
   int32_t *rest = push(s, m);
   int found = 0;
   for (int32_t x = 0; x < count && !found && !s->stopped; x++) {
@@ -257,8 +258,16 @@ static int solve(search *s, int32_t *list, int32_t m, int32_t last, int32_t last
 
 static int solve_parts(search *s, int32_t *list, int32_t m, int32_t last, int32_t last_rank) {
   int64_t mark = s->stack_top;
-  int32_t *begin = push(s, m + 1), *length = push(s, m + 1), parts = 0, from = 0, until = -1;
+  int32_t parts = 1, from = 0, until = -1;
   int ok = 1;
+  for (int32_t x = 0; x < m; x++) {
+    if (x && s->start[list[x]] >= until) parts++;
+    if (s->end[list[x]] > until) until = s->end[list[x]];
+  }
+  if (parts == 1) return solve(s, list, m, last, last_rank);
+  int32_t *begin = push(s, parts), *length = push(s, parts);
+  parts = 0;
+  until = -1;
   for (int32_t x = 0; x < m; x++) {
     if (x > from && s->start[list[x]] >= until) {
       begin[parts] = from;
@@ -271,19 +280,17 @@ static int solve_parts(search *s, int32_t *list, int32_t m, int32_t last, int32_
     begin[parts] = from;
     length[parts++] = m - from;
   }
-  if (parts > 1) {
-    int32_t ceiling;
-    for (int32_t k = 0; k < parts && ok; k++)
-      ok = propagate(s, list + begin[k], length[k], last, last_rank, &ceiling);
-    for (int32_t k = 1; k < parts && ok; k++) { /* smallest first: the cheapest to refute */
-      int32_t b = begin[k], l = length[k], y = k;
-      for (; y > 0 && length[y - 1] > l; y--) {
-        begin[y] = begin[y - 1];
-        length[y] = length[y - 1];
-      }
-      begin[y] = b;
-      length[y] = l;
+  int32_t ceiling;
+  for (int32_t k = 0; k < parts && ok; k++)
+    ok = propagate(s, list + begin[k], length[k], last, last_rank, &ceiling);
+  for (int32_t k = 1; k < parts && ok; k++) { /* smallest first: the cheapest to refute */
+    int32_t b = begin[k], l = length[k], y = k;
+    for (; y > 0 && length[y - 1] > l; y--) {
+      begin[y] = begin[y - 1];
+      length[y] = length[y - 1];
     }
+    begin[y] = b;
+    length[y] = l;
   }
   for (int32_t k = 0; k < parts && ok; k++)
     ok = solve(s, list + begin[k], length[k], last, last_rank);
@@ -316,8 +323,9 @@ int tvmx_dfs(int32_t n, int32_t sections, const int32_t *start, const int32_t *e
   *steps = 0;
   if (n == 0) return TVMX_SOLVED;
   int64_t edges = find_neighbours(&s, 0);
-  /* open lists: 2 of m per solve, 2 of m + 1 per solve_parts, m falling by one per level */
-  int64_t lists = 2 * (int64_t)n * (n + 3) + 4 * (int64_t)n + 64;
+  /* Open lists: candidates and rest of each solve, m falling by one per level, and two words per
+   * part, of which a path meets at most two per block. What is not reached is never touched. */
+  int64_t lists = (int64_t)n * (n + 1) + 8 * (int64_t)n + 64;
   if (edges >= INT32_MAX) return TVMX_OUT_OF_MEMORY;
   int64_t words = 5 * (int64_t)n + 1 + edges + 5 * (int64_t)sections + 2 * edges + lists + n;
   int32_t *memory = malloc((size_t)words * sizeof(int32_t));

@@ -42,6 +42,17 @@ def place_in_order(blocks: Blocks, order: Ints, smallest_gap: bool = False) -> I
     return offsets
 
 
+def stack(start: Int32s, end: Int32s, size: Ints, align: Ints, rank: Int32s) -> Ints:
+    """Offsets when always the block with the lowest support is placed next, ties by rank."""
+    if _core is None:
+        from tvmx.memory import fallback
+
+        return fallback.stack(start, end, size, align, rank)
+    offsets = np.zeros(len(start), dtype=np.int64)
+    _core.stack(len(start), int(end.max(initial=0)), start, end, size, align, rank, offsets)
+    return offsets
+
+
 def depth_first(
     start: Int32s,
     end: Int32s,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,30 @@ def _gap(at: list[int], top: list[int], size: int, align: int, smallest: bool) -
                 return best
         cursor = max(cursor, high)
     return best if best >= 0 else -(-cursor // align) * align
+
+
+def stack(
+    start: NDArray[np.int32],
+    end: NDArray[np.int32],
+    size: Ints,
+    align: Ints,
+    rank: NDArray[np.int32],
+) -> Ints:
+    """See `engine.stack`."""
+    floor = np.zeros(int(end.max(initial=0)), dtype=np.int64)
+    offsets = np.zeros(len(start), dtype=np.int64)
+    heap = [(0, r, i) for i, r in enumerate(rank.tolist())]
+    heapify(heap)
+    while heap:
+        support, r, i = heap[0]
+        at = -(-int(floor[start[i] : end[i]].max()) // int(align[i])) * int(align[i])
+        if at > support:
+            heapreplace(heap, (at, r, i))
+            continue
+        heappop(heap)
+        offsets[i] = at
+        floor[start[i] : end[i]] = at + size[i]
+    return offsets
 
 
 class _Stopped(Exception):
