@@ -25,7 +25,8 @@ FLOAT8 = {
 def values_of(dtype: str) -> np.ndarray:
     """float32 value of each of the 256 codes."""
     codes = np.arange(256, dtype=np.uint8)
-    return codes.view(FLOAT8[dtype]).astype(np.float32)
+    values: np.ndarray = codes.view(FLOAT8[dtype]).astype(np.float32)
+    return values
 
 
 def decode(node: Node, x: Expr, to: str) -> Expr:

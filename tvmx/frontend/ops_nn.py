@@ -182,7 +182,16 @@ def _conv_transpose_te(n: int, strides: Any, dilations: Any, groups: int, pads: 
 
 @converter("MatMul")
 def matmul(node: Node) -> Expr:
-    return node.emit(R.matmul(node[0], node[1]))
+    return product_of(node, node[0], node[1])
+
+
+def product_of(node: Node, a: Expr, b: Expr) -> Expr:
+    """Matrix product; 16-bit floats are summed in float32, as every peer does."""
+    dtype = dtype_of(a)
+    if dtype in ("float16", "bfloat16"):
+        wide = R.matmul(cast(node, a, "float32"), cast(node, b, "float32"))
+        return cast(node, node.emit(wide), dtype)
+    return node.emit(R.matmul(a, b))
 
 
 @converter("Gemm")
@@ -194,7 +203,7 @@ def gemm(node: Node) -> Expr:
         a = _transposed(node, a)
     if node.attr("transB", 0):
         b = _transposed(node, b)
-    y = node.emit(R.matmul(a, b))
+    y = product_of(node, a, b)
     if alpha != 1.0:
         y = node.emit(R.multiply(y, node.const(alpha, dtype)))
     if not node.has(2) or beta == 0.0:
@@ -609,6 +618,9 @@ def softmax(node: Node) -> Expr:
 
 
 def _softmax(node: Node, x: Expr, axis: int) -> Expr:
+    dtype = dtype_of(x)
+    if dtype in ("float16", "bfloat16") and node.op != "Hardmax":
+        return cast(node, _softmax(node, cast(node, x, "float32"), axis), dtype)
     if node.op == "Softmax":
         return node.emit(R.nn.softmax(x, axis))
     if node.op == "LogSoftmax":

@@ -13,6 +13,7 @@ from onnx import helper
 from tvm import te, tirx
 from tvm.relax import op as R
 
+from tvmx.frontend import float8
 from tvmx.frontend.node import Expr, Node, converter, dtype_of
 from tvmx.frontend.ops_shape import reshape
 
@@ -56,9 +57,10 @@ def dequantize(node: Node) -> Expr:
         out = str(helper.tensor_dtype_to_np_dtype(node.attrs["output_dtype"]))
     kind, axis, block = _spread(node, 1, node.shape(1))
     if dtype not in _RANGE:
-        if not dtype.startswith("float8"):
+        if dtype not in float8.FLOAT8:
             raise node.fail(f"input of type {dtype} is not supported")
-        return _dequantize_te(node, x, scale, None, kind, axis, block, out)
+        wide = float8.decode(node, x, "float32")
+        return _dequantize_te(node, wide, scale, None, kind, axis, block, out)
     zero = node.get(2)
     if kind != "block" and out in ("float32", "float16") and dtype_of(scale) == out and dtype != "uint16":
         if zero is None:
@@ -92,6 +94,19 @@ def _dequantize_te(
     return node.te(kernel, x, scale, *([] if zero is None else [zero]))
 
 
+def _quantize_float8(node: Node, x: Expr, scale: Expr, kind: str, axis: int, block: int, out: str) -> Expr:
+    at = _params_at(kind, axis, block)
+
+    def kernel(t: Any, s: Any) -> Any:
+        return te.compute(
+            t.shape,
+            lambda *i: t(*i).astype("float32") / s(*at(i, len(s.shape))).astype("float32"),
+            name="scaled",
+        )
+
+    return float8.encode(node, node.te(kernel, x, scale), out, bool(node.attr("saturate", 1)))
+
+
 @converter("QuantizeLinear")
 def quantize(node: Node) -> Expr:
     x, scale = node[0], node[1]
@@ -99,9 +114,11 @@ def quantize(node: Node) -> Expr:
     out = dtype_of(zero) if zero is not None else "uint8"
     if zero is None and node.attrs.get("output_dtype"):
         out = str(helper.tensor_dtype_to_np_dtype(node.attrs["output_dtype"]))
+    kind, axis, block = _spread(node, 1, node.shape(1))
+    if out in float8.FLOAT8:
+        return _quantize_float8(node, x, scale, kind, axis, block, out)
     if out not in _RANGE:
         raise node.fail(f"quantising to {out} is not supported; int8, uint8, int16 and uint16 are")
-    kind, axis, block = _spread(node, 1, node.shape(1))
     dtype = dtype_of(x)
     if dtype == dtype_of(scale) == "float32" and kind != "block" and out in ("int8", "uint8"):
         if zero is None:
