@@ -190,8 +190,8 @@ def elementwise(em: Emitter, call: Any) -> Value | None:
     args = list(call.args)
     for i, value in values.items():
         assert value is not None
-        if value.shape:
-            args[i] = em.form(value, follow(lead.axes, lead.rank, len(value.shape)))
+        # A scalar fits any storage, but may itself be a reshape that is only recorded so far.
+        args[i] = em.form(value, follow(lead.axes, lead.rank, len(value.shape))) if value.shape else em.logical(value)
     return em.result(_again(call, args), lead.axes)
 
 
