@@ -168,6 +168,17 @@ def test_one_dimensional_convolution_runs_as_an_image_of_height_one() -> None:
     assert_same_numbers(before, after)
 
 
+def test_image_of_one_column_becomes_one_of_one_row() -> None:
+    def body(x: Any) -> Any:
+        return op.nn.relu(op.nn.conv2d(x, weight(6, 4, 5, 1), strides=(2, 1), padding=(2, 0, 1, 0)))
+
+    before = program([(2, 4, 20, 1)], body)
+    after = converted(before)
+    conv = next(b.value for b in after["main"].body.blocks[0].bindings if "conv2d" in str(b.value.op))
+    assert [int(d) for d in conv.ty.shape.values] == [2, 1, 10, 6]
+    assert_same_numbers(before, after)
+
+
 def test_three_dimensional_convolution() -> None:
     before = program([(1, 2, 4, 5, 6)], lambda x: op.nn.relu(op.nn.conv3d(x, weight(3, 2, 3, 3, 3), padding=(1,) * 6)))
     after = converted(before)

@@ -41,7 +41,11 @@ def _lift_padding(padding: Any, rank: int) -> list[int]:
 
 
 def conv(em: Emitter, call: Any) -> Value | None:
-    """conv1d, conv2d, conv3d. Non-constant weights are transposed at run time."""
+    """conv1d, conv2d, conv3d. Non-constant weights are transposed at run time.
+
+    An image of one column under a one-column kernel is turned into one of one row, for nothing: kernels vectorise over
+    channels and hold a run of columns in registers.
+    """
     from tvm import relax
 
     x, w, a = em.value(call.args[0]), em.value(call.args[1]), call.attrs
@@ -49,18 +53,25 @@ def conv(em: Emitter, call: Any) -> Value | None:
         return None
     rank = len(x.shape)
     make = relax.op.nn.conv3d if rank == 5 else relax.op.nn.conv2d
-    result = make(
-        em.form(x, CHANNELS_LAST[rank]),
-        em.form(w, WEIGHTS_LAST[rank]),
-        strides=_lift(a.strides, rank, 1),
-        padding=_lift_padding(a.padding, rank),
-        dilation=_lift(a.dilation, rank, 1),
+    strides, dilation = _lift(a.strides, rank, 1), _lift(a.dilation, rank, 1)
+    padding = _lift_padding(a.padding, rank)
+    stored, weights, result = CHANNELS_LAST[rank], WEIGHTS_LAST[rank], FROM_CHANNELS_LAST[rank]
+    if rank == 4 and is_one(x.shape[3]) and is_one(w.shape[3]) and padding[1] == padding[3] == 0:
+        stored, weights, result = (0, 3, 2, 1), (3, 2, 1, 0), (0, 3, 2, 1)
+        strides, dilation = strides[::-1], dilation[::-1]
+        padding = [padding[1], padding[0], padding[3], padding[2]]
+    made = make(
+        em.form(x, stored),
+        em.form(w, weights),
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
         groups=int(a.groups),
         data_layout=DATA_LAYOUT[rank],
         kernel_layout=KERNEL_LAYOUT[rank],
         out_dtype=a.out_dtype or None,
     )
-    return em.result(result, FROM_CHANNELS_LAST[rank])
+    return em.result(made, result)
 
 
 def conv_transpose(em: Emitter, call: Any) -> Value | None:
