@@ -72,28 +72,21 @@ print(rss() - before)
     assert abs(float(out)) <= 2
 
 
-def test_load_and_first_run_are_quick_and_small(library):
-    """The bar is 0.3 s and parameters + arena + 60 MB on an idle machine; the time is the best of three."""
-    seconds, peaks = [], []
-    for _ in range(3):
-        out = _python(
-            """
-            import sys, time
-            import numpy as np
-            began = time.perf_counter()
-            from tvmx.runtime import GraphExecutor
-            ex = GraphExecutor(sys.argv[1], threads=2)
-            ex({"x": np.zeros((32, 64), "float32")})
-            print(time.perf_counter() - began)
-            with open("/proc/self/status") as file:  # ru_maxrss would count the parent before exec
-                print(next(int(l.split()[1]) for l in file if l.startswith("VmHWM")) / 1024)
-            """,
-            str(library),
-        ).split()
-        seconds.append(float(out[0]))
-        peaks.append(float(out[1]))
-    assert min(seconds) <= 0.3
-    assert min(peaks) <= 60
+def test_runtime_is_small(library):
+    """Peak RSS of a small model; the start's time is measured in `benchmarks/executor.py`."""
+    out = _python(
+        """
+        import sys
+        import numpy as np
+        from tvmx.runtime import GraphExecutor
+        ex = GraphExecutor(sys.argv[1], threads=2)
+        ex({"x": np.zeros((32, 64), "float32")})
+        with open("/proc/self/status") as file:  # ru_maxrss would count the parent before exec
+            print(next(int(l.split()[1]) for l in file if l.startswith("VmHWM")) / 1024)
+        """,
+        str(library),
+    )
+    assert float(out) <= 60
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
