@@ -184,13 +184,22 @@ class TaskSearch:
         better = before is not None and gain > self.config.min_gain * before
         self.idle_rounds = 0 if better else self.idle_rounds + 1
 
-    def expected_gain(self) -> float:
-        """Seconds of the model's run time that the next round may win: recent gains, and hope that fades."""
+    @property
+    def rate(self) -> float:
+        """Iterations a second of the best known schedule."""
+        return self.task.work / self.best_s if self.best_s else 0.0
+
+    def expected_gain(self, peak_rate: float) -> float:
+        """Seconds of the model's run time that the next round may win: recent gains, and hope that fades.
+
+        There is more hope the further a kernel is from the highest rate that any kernel reaches here.
+        """
         best = self.best_s
         if self.finished or best is None:
             return 0.0
         recent = sum(self.gains[-2:]) / 2 if self.gains else 0.0
-        hope = 0.2 * best * 0.6**self.rounds * 0.7**self.idle_rounds
+        room = 0.03 + 0.25 * (1 - min(1.0, self.rate / peak_rate) if peak_rate else 1.0)
+        hope = room * best * 0.6**self.rounds * 0.7**self.idle_rounds
         return self.task.occurrences * max(0.7 * recent, hope)
 
     def _remember(self, candidate: Candidate, seconds: float | None) -> None:

@@ -149,9 +149,11 @@ class _Session:
                 break
             self.measure_default(search)
         self.stage = "searching"
-        while not self.over():
-            best = max(self.searches, key=TaskSearch.expected_gain, default=None)
-            if best is None or best.expected_gain() <= 0.0:
+        while self.searches and not self.over():
+            peak = max((s.rate for s in self.searches), default=0.0)
+            gains = [(s.expected_gain(peak), s) for s in self.searches]
+            gain, best = max(gains, key=lambda pair: pair[0])
+            if gain <= 0.0:
                 break
             self.round(best)
         self.active, self.stage = None, "done"

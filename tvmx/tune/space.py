@@ -18,6 +18,7 @@ from tvmx.tune.trace import Decision, Decisions, decisions_of, key_of, plain, sk
 
 log = logging.getLogger(__name__)
 
+UNROLL_STEP, UNROLL_EXPLICIT = "pragma_auto_unroll_max_step", "pragma_unroll_explicit"
 SMALL_WORK = 1 << 22  # iterations below which MetaSchedule's large spaces are worth a try for any kernel
 
 
@@ -132,12 +133,37 @@ def spaces_for(task: Task, target: Target) -> list[Space]:
         try:
             scheduled = apply_rule(rule, task.func, target)
             spaces.append(Space(rule.name, task.func, scheduled.trace))
+            variant = unrolled(rule.name, task.func, scheduled.trace)
+            spaces += [variant] if variant is not None else []
         except (RuntimeError, ValueError) as error:  # ScheduleError is a RuntimeError
             reason = str(error).strip().splitlines() or [""]
             log.info("%s: schedule rule %s refused: %s", task.name, rule.name, reason[-1])
     if workload.anchor is not None and (task.work <= SMALL_WORK or not spaces or spaces[0].name == "cpu.generic"):
         spaces += metaschedule_spaces(task, target)
     return spaces
+
+
+def unrolled(name: str, func: Any, trace: Any) -> Space | None:
+    """A rule's space with one question more: how far the compiler unrolls the loops below each outermost one.
+
+    The rules unroll what holds accumulators; whether the loops around gain from it depends on the CPU's front end
+    more than on anything that a model knows.
+    """
+    import tvm
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="none")
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    step = sch.sample_categorical([16, 64, 256], [0.4, 0.3, 0.3], decision=0)
+    explicit = sch.sample_categorical([0, 1], [0.5, 0.5], decision=1)
+    found = False
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        outer = sch.get_loops(block)[:1]
+        if outer and UNROLL_STEP not in sch.get(outer[0]).annotations:  # several blocks may share a loop
+            sch.annotate(outer[0], UNROLL_STEP, step)
+            sch.annotate(outer[0], UNROLL_EXPLICIT, explicit)
+            found = True
+    return Space(f"{name}+unroll", func, sch.trace) if found else None
 
 
 def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
