@@ -26,7 +26,7 @@ from tvmx.tune.apply import apply_schedules, schedule_hash
 from tvmx.tune.log import RECORDS, TuningLog
 from tvmx.tune.measure import Built, Outcome
 from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, target_to_json
-from tvmx.tune.search import SearchConfig
+from tvmx.tune.search import SearchConfig, TaskSearch
 from tvmx.tune.session import TuneReport, check_host, tune
 from tvmx.tune.task import extract_tasks
 from tvmx.tune.trace import skeleton, trace_json
@@ -195,6 +195,27 @@ def test_a_trace_that_no_rule_makes_is_measured_too(
     again = [t for t in TuningLog(tmp_path).trials(task.workload, target) if t.trace == foreign.trace]
     assert len(again) == 2
     assert again[1].run_s[0] >= 1e-3
+
+
+@pytest.mark.parametrize("where", ["prepare", "propose"])
+def test_a_kernel_whose_search_breaks_does_not_end_the_session(
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+) -> None:
+    whole = getattr(TaskSearch, where)
+
+    def broken(self: TaskSearch, *args: Any) -> Any:
+        if self.task.name == "matmul":
+            raise IndexError("out of ideas")
+        return whole(self, *args)
+
+    monkeypatch.setattr(TaskSearch, where, broken)
+    report = run(tmp_path, target, monkeypatch)
+    assert "matmul: not tuned further: IndexError: out of ideas" in caplog.text
+    assert next(t for t in report.progress.tasks if t.name == "add_one").trials > 1
 
 
 def test_targets_of_other_machines_are_refused(target: Target) -> None:

@@ -171,6 +171,50 @@ def test_metaschedule_spaces_compute_the_same(target: Target) -> None:
         assert schedule_hash(replay(t.func, json.loads(json.dumps(c.trace)))) == schedule_hash(c.func)
 
 
+def test_a_space_generator_that_raises_gives_way_to_a_simpler_one(target: Target) -> None:
+    """Multi-level tiling cannot move the output transform of a Winograd convolution."""
+    from tests.onnx_models import convnet
+    from tvmx.api import import_onnx, lower
+
+    tasks = extract_tasks(lower(import_onnx(convnet()), target).mod)
+    winograd = next(t for t in tasks if "winograd" in t.name)
+    names = [s.name for s in spaces_for(winograd, target)]
+    assert names[0] == "cpu.conv2d_winograd"
+    assert any(n.startswith("metaschedule.") for n in names)
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyError, AssertionError, RuntimeError])
+def test_a_rule_that_raises_is_skipped(target: Target, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def broken(sch: Any, target: Target) -> None:
+        sch.get_loops(sch.get_sblock("C"))
+        raise error("no such thing")
+
+    names = [s.name for s in spaces_for(task(), target)]
+    rule = registry.Rule("broken", broken, lambda w: True, lambda t: True, 10**6)
+    monkeypatch.setattr(registry, "_RULES", [rule, *registry._RULES])
+    assert [s.name for s in spaces_for(task(), target)] == names
+    assert apply_default(task().func, target).rule == names[0]
+
+
+def test_a_candidate_without_features_does_not_take_the_others_with_it(
+    target: Target, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, t = CostModel(target), task()
+    extract = model._extract
+
+    def picky(t: Task, candidates: Any) -> Any:
+        if any(c.decisions[1] == 2 for c in candidates):
+            raise IndexError("does not lower")
+        return extract(t, candidates)
+
+    monkeypatch.setattr(model, "_extract", picky)
+    good, bad = space.candidate([[8, 8], 1]), space.candidate([[8, 8], 2])
+    rows = model.features(t, [good, bad])
+    assert rows.shape[0] == 2
+    assert rows[0].any()
+    assert not rows[1].any()
+
+
 def test_the_model_learns_an_order(target: Target, space: Space) -> None:
     """Times that grow with the inner tile are ranked that way, and failures below everything."""
     model, t = CostModel(target), task()

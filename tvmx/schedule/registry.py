@@ -82,12 +82,10 @@ def apply_rule(rule: Rule, func: Any, target: Target) -> Scheduled:
 
 def apply_default(func: Any, target: Target) -> Scheduled:
     """Schedule a PrimFunc with the first rule that can. There always is one: the last leaves it as it is."""
-    from tvm.s_tir import ScheduleError
-
     for rule in rules_for(Workload.of(func), target):
         try:
             return apply_rule(rule, func, target)
-        except (ScheduleError, RuntimeError, ValueError) as error:
+        except Exception as error:  # each primitive has errors of its own; the next rule has its turn
             reason = str(error).strip().splitlines()
             log.warning("schedule rule %s refused: %s", rule.name, reason[-1] if reason else error)
     return Scheduled(func, "unscheduled", None)

@@ -5,15 +5,19 @@ Its state is the measured candidates themselves; a later session rebuilds it fro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tvmx.target import Target
-from tvmx.tune.space import Candidate
+from tvmx.tune.space import Candidate, last_line
 from tvmx.tune.task import Task
 
+log = logging.getLogger(__name__)
+
+FEATURES = 164  # of a store, by MetaSchedule's PerStoreFeature
 MIN_SAMPLES = 12  # below this the model knows nothing
 MAX_SAMPLES = 3000  # the newest
 ROUNDS = 100
@@ -73,15 +77,28 @@ class CostModel:
         """A row per candidate: over the stores of its lowered form, the mean and the maximum of each feature."""
         missing = {c.key: c for c in candidates if (task.workload, c.key) not in self._features}
         if missing:
-            context, arguments = self._context(task)
-            measured = [self._ms.MeasureCandidate(c.sch, arguments) for c in missing.values()]
-            for key, stores in zip(missing, self._extractor.extract_from(context, measured)):
-                matrix = stores.numpy().astype(np.float32)
-                row = np.concatenate([matrix.mean(axis=0), matrix.max(axis=0)])
+            try:
+                rows = self._extract(task, list(missing.values()))
+            except Exception:  # one that does not lower takes the others with it
+                rows = [self._extract_or_zero(task, c) for c in missing.values()]
+            for (key, candidate), row in zip(missing.items(), rows):
                 self._features[task.workload, key] = row
-            for candidate in missing.values():
                 candidate.release()
         return np.stack([self._features[task.workload, c.key] for c in candidates])
+
+    def _extract(self, task: Task, candidates: list[Candidate]) -> list[np.ndarray]:
+        context, arguments = self._context(task)
+        measured = [self._ms.MeasureCandidate(c.sch, arguments) for c in candidates]
+        matrices = [s.numpy().astype(np.float32) for s in self._extractor.extract_from(context, measured)]
+        return [np.concatenate([m.mean(axis=0), m.max(axis=0)]) for m in matrices]
+
+    def _extract_or_zero(self, task: Task, candidate: Candidate) -> np.ndarray:
+        """Zeros for a candidate that does not lower: the builder will say why."""
+        try:
+            return self._extract(task, [candidate])[0]
+        except Exception as error:
+            log.info("%s: no features of %s: %s", task.name, candidate.key, last_line(error))
+            return np.zeros(2 * FEATURES, np.float32)
 
     def _context(self, task: Task) -> tuple[Any, Any]:
         if task.workload not in self._contexts:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tvmx.errors import ConfigError, TuneError
+from tvmx.errors import ConfigError, TuneError, TvmxError
 from tvmx.target import Target, cpu_features, detect_host
 from tvmx.tune.log import TuningLog
 from tvmx.tune.measure import Built, MeasureConfig, Measurer
@@ -25,7 +25,7 @@ from tvmx.tune.model import CostModel
 from tvmx.tune.progress import Display, Progress, TaskProgress
 from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds, target_to_json
 from tvmx.tune.search import SearchConfig, TaskSearch
-from tvmx.tune.space import Candidate
+from tvmx.tune.space import Candidate, last_line
 from tvmx.tune.task import Task
 
 log = logging.getLogger(__name__)
@@ -178,6 +178,17 @@ class _Session:
         finally:
             self.spent[activity] += time.monotonic() - begin
 
+    @contextlib.contextmanager
+    def guard(self, search: TaskSearch) -> Iterator[None]:
+        """A kernel whose space or search breaks is left as it is; the session goes on with the others."""
+        try:
+            yield
+        except TvmxError:
+            raise  # the user's business: a full disk, a missing compiler
+        except Exception as error:
+            log.warning("%s: not tuned further: %s", search.task.name, last_line(error))
+            search.exhausted = True
+
     def over(self) -> bool:
         spent = time.monotonic() - self.begin
         return self.interrupt.count > 0 or self.new_trials >= self.max_trials or spent >= self.time_budget_s
@@ -186,8 +197,9 @@ class _Session:
         """Trial 0. A task whose default fails is not searched: there is nothing to compare with."""
         self.active = search
         self.log.add_workload(search.task.func, search.task.name)
-        search.prepare(self.log, self.model)
-        if search.default is None:
+        with self.guard(search):
+            search.prepare(self.log, self.model)
+        if search.default is None or search.exhausted:
             return
         build = self.measurer.build([search.default.func])[0]
         search.default_build = build
@@ -207,7 +219,8 @@ class _Session:
         """Propose, build and run a batch; let the fastest prove themselves."""
         self.active = search
         before = search.best_s
-        with self.clock("search"):
+        candidates: list[Candidate] = []
+        with self.clock("search"), self.guard(search):
             candidates = search.propose(self.model)[: max(1, self.max_trials - self.new_trials)]
         self.show(self.progress())
         with self.clock("build"):

@@ -120,7 +120,7 @@ class Space:
             self.trace.apply_to_schedule(sch, remove_postproc=False, decision_provider=decide)
             if self.finish is not None and not self.finish(sch):
                 return None
-        except (RuntimeError, ValueError, TypeError, StopIteration):
+        except Exception:  # each primitive has errors of its own; whichever it is, the decisions do not fit
             return None
         return sch
 
@@ -135,9 +135,8 @@ def spaces_for(task: Task, target: Target) -> list[Space]:
             spaces.append(Space(rule.name, task.func, scheduled.trace))
             variant = unrolled(rule.name, task.func, scheduled.trace)
             spaces += [variant] if variant is not None else []
-        except (RuntimeError, ValueError) as error:  # ScheduleError is a RuntimeError
-            reason = str(error).strip().splitlines() or [""]
-            log.info("%s: schedule rule %s refused: %s", task.name, rule.name, reason[-1])
+        except Exception as error:  # a rule may raise what it likes: the next one has its turn
+            log.info("%s: schedule rule %s refused: %s", task.name, rule.name, last_line(error))
     if workload.anchor is not None and (task.work <= SMALL_WORK or not spaces or spaces[0].name == "cpu.generic"):
         spaces += metaschedule_spaces(task, target)
     return spaces
@@ -167,16 +166,37 @@ def unrolled(name: str, func: Any, trace: Any) -> Space | None:
 
 
 def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
-    """MetaSchedule's generic CPU rules (multi-level tiling, no vector intrinsics) as spaces of the task."""
-    import tvm
+    """MetaSchedule's generic CPU rules (multi-level tiling, no vector intrinsics) as spaces of the task.
 
+    Where a rule raises (multi-level tiling does when it moves a consumer whose indices it cannot invert, such as
+    the output transform of a Winograd convolution), the rules without it are tried. May be empty.
+    """
     from tvmx.compat import load_tensor_intrinsics
 
     load_tensor_intrinsics()
     from tvm.s_tir import meta_schedule as ms
 
+    rules = list(ms.ScheduleRule.create("llvm"))
+    plain_tiling = ms.schedule_rule.MultiLevelTiling("SSRSRS", max_innermost_factor=64)  # nothing is moved below it
+    attempts = [
+        rules,
+        [plain_tiling if isinstance(r, ms.schedule_rule.MultiLevelTiling) else r for r in rules],
+        [r for r in rules if not isinstance(r, ms.schedule_rule.MultiLevelTiling)],
+    ]
+    for attempt in attempts:
+        try:
+            return _metaschedule_spaces(task, target, attempt)
+        except Exception as error:  # the generator passes on whatever a primitive raises
+            log.info("%s: MetaSchedule finds no space: %s", task.name, last_line(error))
+    return []
+
+
+def _metaschedule_spaces(task: Task, target: Target, rules: list[Any]) -> list[Space]:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
     generator = ms.space_generator.PostOrderApply(
-        sch_rules=ms.ScheduleRule.create("llvm"),
+        sch_rules=rules,
         postprocs=[
             ms.postproc.DisallowDynamicLoop(),
             ms.postproc.RewriteParallelVectorizeUnroll(),
@@ -191,11 +211,7 @@ def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
         num_threads=1,
         rand_state=1,
     )
-    try:
-        designs = context.generate_design_space()
-    except RuntimeError as error:
-        log.info("%s: MetaSchedule finds no space: %s", task.name, str(error).strip().splitlines()[-1:])
-        return []
+    designs = context.generate_design_space()
 
     def finish(sch: Any) -> bool:
         sch.enter_postproc()
@@ -203,6 +219,11 @@ def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
         return context is not None and all(p.apply(sch) for p in generator.postprocs)
 
     return [Space(f"metaschedule.{i}", task.func, d.trace, finish) for i, d in enumerate(designs)]
+
+
+def last_line(error: BaseException) -> str:
+    """What TVM puts last is what went wrong; before it comes its stack."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def _choice(inst: Any, decision: Decision) -> Choice:
