@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, leaves
-from tvmx_schedules.cpu.loops import Loop, lanes_of, loop_stride, loops_of, vectorize_loop
+from tvmx_schedules.cpu.loops import (
+    PARTITION_HINT,
+    Loop,
+    has_varying_condition,
+    lanes_of,
+    loop_stride,
+    loops_of,
+    vectorize_loop,
+)
 
 from tvmx.target import Target
 
 MAX_KEPT_UNROLL = 4  # accumulator vectors of a reduction that is vectorised over a kept axis
+FOLD = 4  # partial results that the lanes are folded to, before the last
 
 
 def split_rows(sch: Any, target: Target) -> None:
@@ -41,6 +50,9 @@ def split_rows(sch: Any, target: Target) -> None:
             _, lane = sch.split(fused, [None, lanes])
             rank = len(info.output.shape)
             sch.rfactor(lane, rank)
+            if lanes > 2 * FOLD:  # the lanes' sum in two short chains of adds instead of one long one
+                _, quarter = sch.split(sch.get_loops(info.rv)[-1], [None, FOLD])
+                sch.rfactor(quarter, rank)
         except ScheduleError:
             continue
 
@@ -103,6 +115,8 @@ def vectorize_reduction(sch: Any, info: Info, skip: int, target: Target) -> Any:
     others = [l for l in kept if l is not vector]
     lanes = lanes_of(info, target)
     sch.reorder(*[l.rv for l in others], *[l.rv for l in reduced], vector.rv)
+    if has_varying_condition(info, lambda _: True):
+        sch.annotate(reduced[-1].rv, PARTITION_HINT, 1)
     inner = vectorize_loop(sch, vector.rv, lanes, unroll=MAX_KEPT_UNROLL)
     if len(inner) > 1:  # the accumulators of one step stay in registers over the whole reduction
         first = sch.get_loops(info.rv)

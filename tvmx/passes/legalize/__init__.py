@@ -14,7 +14,7 @@ from tvmx.target import Target
 
 Legalizer = Callable[[Any, Any], Any]
 
-FAMILIES: tuple[str, ...] = ("conv", "matmul")
+FAMILIES: tuple[str, ...] = ("conv", "matmul", "norm")
 
 
 def legalizers(target: Target) -> dict[str, Legalizer]:
