@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmx.errors import CompileError
+from tvmx.schedule.build import build_module
 from tvmx.target import Target
 
 log = logging.getLogger(__name__)
@@ -66,8 +67,7 @@ def compile_kernels(funcs: Mapping[str, Any], target: Target, folder: Path, jobs
 
     def build(index: int) -> Path:
         path = folder / f"kernels{index}.o"
-        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
-            module = tvm.compile(tvm.IRModule(chunks[index]), target=tvm_target)
+        module = build_module(tvm.IRModule(chunks[index]), tvm_target)
         module.mod.write_to_file(str(path), "o")
         return path
 
@@ -86,8 +86,7 @@ def _blame(funcs: Mapping[str, Any], target: Any, error: Exception) -> CompileEr
 
     for name, func in funcs.items():
         try:
-            with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
-                tvm.compile(tvm.IRModule({name: func}), target=target)
+            build_module(tvm.IRModule({name: func}), target)
         except Exception as found:
             reason = str(found).strip().splitlines()
             return CompileError(

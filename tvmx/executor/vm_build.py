@@ -14,6 +14,7 @@ from tvmx.executor.constants import ConstantPool
 from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, replacing, write_data
 from tvmx.executor.manifest import Bounds, library_manifest
 from tvmx.runtime.seal import seal
+from tvmx.schedule.build import build_context, mark_predicates
 from tvmx.target import Target
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def _compile(mod: Any, target: Target) -> Any:
         ]
     )
     try:
-        with tvm.transform.PassContext(opt_level=3):
-            return relax.build(mod, target=target.tvm(), relax_pipeline=pipeline)
+        with build_context():
+            return relax.build(mark_predicates(mod), target=target.tvm(), relax_pipeline=pipeline)
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CompileError(f"the Relax VM cannot run this model: {reason[-1] if reason else error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmx.schedule.build import build_module
 from tvmx.tune.worker import serve
 
 
@@ -13,8 +14,7 @@ def build(request: dict[str, Any]) -> dict[str, str]:
 
     try:
         mod = tvm.IRModule({"main": tvm.ir.load_json(request["func"])})
-        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):  # as `compile` does
-            library = tvm.compile(mod, tvm.target.Target(request["target"]))
+        library = build_module(mod, tvm.target.Target(request["target"]))
         library.export_library(request["output"], addons=request["addons"])
     except Exception as error:  # the boundary of the process: whatever a schedule breaks is an answer
         text = str(error).strip().splitlines() or [""]
