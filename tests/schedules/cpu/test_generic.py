@@ -74,7 +74,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "cumsum": lambda: (lambda x: op().cumsum(x, -1), lambda x: np.cumsum(x, -1), [rand(3, 40)]),
     "int64": lambda: (lambda x, y: op().add(x, y), lambda x, y: x + y, [RNG.integers(0, 9, 7), RNG.integers(0, 9, 7)]),
     "split": lambda: (
-        lambda x: op().add(*list(op().split(x, 2, -1))), lambda x: x[:, :19] + x[:, 19:], [rand(5, 38)]
+        lambda x: (lambda parts: op().add(parts[0], parts[1]))(op().split(x, 2, -1)),
+        lambda x: x[:, :19] + x[:, 19:],
+        [rand(5, 38)],
     ),
     "broadcast": lambda: (
         lambda x: op().broadcast_to(x, (4, 5, 19)), lambda x: np.broadcast_to(x, (4, 5, 19)), [rand(5, 1)]
