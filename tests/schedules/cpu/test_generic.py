@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.schedules.cpu.relax_case import RUNNABLE, check, no_refusals
 
 RNG = np.random.default_rng(0)
@@ -130,9 +131,9 @@ def test_symbolic_shapes(caplog: Any) -> None:
 
 def test_expensive_producer_is_not_recomputed() -> None:
     """exp is read by the sum and by the division: a kernel that inlined it would hold it twice."""
-    from tests.schedules.cpu.relax_case import lowered
     from tvm import tirx
 
+    from tests.schedules.cpu.relax_case import lowered
     from tvmx.target import resolve
 
     mod, _ = lowered(lambda x: op().nn.softmax(x, 1), [(4, 20, 32)], ["float32"], resolve("native", 1))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.schedules.cpu.relax_case import RUNNABLE
 
+from tests.schedules.cpu.relax_case import RUNNABLE
 from tvmx.target import resolve
 
 ERF = np.vectorize(math.erf)

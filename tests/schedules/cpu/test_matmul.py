@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.schedules.cpu.relax_case import RUNNABLE, check, lowered, no_refusals
 
+from tests.schedules.cpu.relax_case import RUNNABLE, check, lowered, no_refusals
 from tvmx.target import resolve
 
 RNG = np.random.default_rng(0)
