@@ -334,7 +334,7 @@ def _memory(arguments: argparse.Namespace) -> None:
     if arguments.action == "compare":
         from tvmx.memory import compare
 
-        solutions = compare(problem)
+        solutions = compare(problem, budget_s=arguments.budget_s, capacity=arguments.capacity)
     else:
         options = {"planner": arguments.planner, "capacity": arguments.capacity}
         solutions = [plan(problem, budget_s=arguments.budget_s, **options)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tvmx.errors import PlanError
-from tvmx.memory import PLANNERS, Buffer, Problem, plan
+from tvmx.memory import PLANNERS, Buffer, Problem, compare, plan
 
 DATA = Path(__file__).parents[1] / "data" / "minimalloc"
 SHARING = [name for name in PLANNERS if name != "none"]
@@ -98,3 +98,12 @@ def test_greedy_is_close_on_the_hard_set():
     for name in "ABCDEF":
         solution = plan(Problem.from_csv(DATA / f"{name}.1048576.csv"), planner="greedy")
         assert solution.height <= 1.41 * solution.lower_bound
+
+
+def test_compare_runs_every_planner_and_gives_the_lowest_first():
+    problem = Problem.from_csv(DATA / "B.1048576.csv")
+    solutions = compare(problem, budget_s=0.2)
+    assert sorted(s.planner for s in solutions) == sorted(set(PLANNERS) - {"best"})
+    assert [s.height for s in solutions] == sorted(s.height for s in solutions)
+    assert solutions[-1].planner == "none"
+    assert solutions[-1].height == problem.unshared_bytes

@@ -1,11 +1,12 @@
 """Buffers, problems and their CSV form: what is accepted, what is refused and how it says so."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tvmx.errors import PlanError
-from tvmx.memory import Buffer, Problem
+from tvmx.memory import Buffer, Problem, plan
 
 DATA = Path(__file__).parents[1] / "data" / "minimalloc"
 
@@ -105,3 +106,33 @@ def test_unshared_bytes_count_values_but_not_views():
         ]
     )
     assert problem.unshared_bytes == 256
+
+
+def test_csv_with_a_solution_pins_every_buffer_to_it(tmp_path):
+    problem = Problem.from_csv(DATA / "input.12.csv")
+    solution = plan(problem, capacity=12)
+    problem.to_csv(tmp_path / "p.csv", solution)
+    pinned = Problem.from_csv(tmp_path / "p.csv")
+    assert {b.id: b.offset for b in pinned} == solution.offsets
+    assert plan(pinned).offsets == solution.offsets
+    assert plan(pinned, planner="none").height == 12
+
+
+def test_csv_with_a_solution_of_another_problem_is_refused(tmp_path):
+    other = plan(Problem([Buffer("other", (0, 1), 4)]))
+    with pytest.raises(PlanError, match="not of this problem"):
+        Problem([Buffer("a", (0, 1), 4)]).to_csv(tmp_path / "p.csv", other)
+
+
+def test_csv_that_cannot_be_written_is_a_plan_error(tmp_path):
+    with pytest.raises(PlanError, match="cannot be written"):
+        Problem([]).to_csv(tmp_path / "no" / "p.csv")
+
+
+def test_written_csv_is_readable_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        Problem([]).to_csv(tmp_path / "p.csv")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "p.csv").stat().st_mode & 0o777 == 0o644

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,9 +76,9 @@ def write_csv(buffers: Sequence[Buffer], path: str | os.PathLike[str]) -> None:
         columns.append("offset")
     if any(b.alias_of is not None for b in buffers):
         columns += ["alias_of", "alias_offset", "alias"]
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        with os.fdopen(fd, "w", newline="", encoding="utf-8") as f:
+        with temporary.open("x", newline="", encoding="utf-8") as f:
             writer = csv.writer(f, lineterminator="\n")
             writer.writerow(columns)
             for b in buffers:
@@ -95,6 +95,9 @@ def write_csv(buffers: Sequence[Buffer], path: str | os.PathLike[str]) -> None:
                 }
                 writer.writerow([cells[c] for c in columns])
         os.replace(temporary, path)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise PlanError(f"{path}: cannot be written: {e.strerror or e}") from e
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

@@ -146,6 +146,16 @@ def plan(
     return solution
 
 
+def compare(problem: Problem, budget_s: float = 2.0, seed: int = 0, capacity: int | None = None) -> list[Solution]:
+    """The plan of every planner, the lowest first ("best" is left out: it is the first of these).
+
+    Raises PlanError as `plan` does.
+    """
+    names = [name for name in PLANNERS if name != "best"]
+    solutions = [plan(problem, budget_s, name, seed, capacity) for name in names]
+    return sorted(solutions, key=lambda s: s.height)
+
+
 def plan_blocks(
     blocks: Blocks,
     planner: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvmx.errors import PlanError
 
@@ -143,11 +143,20 @@ class Problem:
 
         return cls(read_csv(path))
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the format of `from_csv`, with only the columns that some buffer needs."""
+    def to_csv(self, path: str | os.PathLike[str], solution: Solution | None = None) -> None:
+        """Write the format of `from_csv`, with only the columns that some buffer needs.
+
+        With a `solution` the column `offset` holds its offsets: read back, every buffer is pinned to the plan.
+        Raises PlanError when the solution is none of this problem.
+        """
         from tvmx.memory.csv_format import write_csv
 
-        write_csv(self.buffers, path)
+        buffers = self.buffers
+        if solution is not None:
+            if set(solution.offsets) != set(self._index):
+                raise PlanError("this solution is not of this problem: it places other buffers")
+            buffers = tuple(replace(b, offset=solution.offsets[b.id]) for b in buffers)
+        write_csv(buffers, path)
 
 
 @dataclass(frozen=True)

@@ -29,20 +29,20 @@ class ArenaBuffer:
 
 
 def to_problem(buffers: Sequence[ArenaBuffer], size_of: Callable[[int | str], int]) -> Problem:
-    """The planning problem for the sizes that `size_of` gives."""
+    """The planning problem for the sizes that `size_of` gives.
+
+    Two buffers share in place only where these sizes are equal: symbolic ones may be so for some shapes alone.
+    """
     from tvmx.memory import INPLACE, VIEW, Buffer, Problem
 
-    return Problem(
-        Buffer(
-            b.id,
-            (b.start, b.end),
-            size_of(b.size),
-            ALIGNMENT,
-            alias_of=b.over,
-            alias=VIEW if b.over is None else INPLACE,
-        )
-        for b in buffers
-    )
+    sizes = {b.id: size_of(b.size) for b in buffers}
+
+    def buffer(b: ArenaBuffer) -> Buffer:
+        over = b.over if b.over is not None and sizes[b.over] == sizes[b.id] else None
+        life = (b.start, b.end)
+        return Buffer(b.id, life, sizes[b.id], ALIGNMENT, alias_of=over, alias=VIEW if over is None else INPLACE)
+
+    return Problem(buffer(b) for b in buffers)
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,13 +133,7 @@ class ShapeBinder:
 
     def _problem(self, dims: Bindings) -> Problem:
         sizes = {text: max(0, function(dims)) for text, function in self._sizes.items()}
-        buffers = self.entry.arena.buffers
-        # Two buffers share in place only where both have the same size for these dims too.
-        by_id = {b.id: b for b in buffers}
-        return to_problem(
-            [replace(b, over=None) if b.over and sizes[by_id[b.over].size] != sizes[b.size] else b for b in buffers],
-            sizes.__getitem__,
-        )
+        return to_problem(self.entry.arena.buffers, sizes.__getitem__)
 
     def _make(self, dims: dict[str, int]) -> Signature:
         solution = self._plan_cache().plan(dims)
