@@ -64,7 +64,7 @@ class FakeMeasurer:
 
         return 1e-3 * (1 + int(schedule_hash(func), 16) % 1000 / 1000)
 
-    def build(self, funcs: Any) -> list[Any]:
+    def build(self, funcs: Any, stop: Any = None) -> list[Any]:
         from tvmx.tune.measure import Built
 
         self.built += funcs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_opening_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TuneError, match="tvmx tune"):
         open_logs(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(TuneError, match="cannot read"):
+    with pytest.raises(TuneError, match="not a folder"):
         TuningLog(tmp_path / "file")
     with pytest.raises(TuneError, match="reading only"):
         TuningLog(tmp_path, readonly=True).append([trial()])
@@ -211,3 +212,51 @@ def test_targets_round_trip_and_class() -> None:
 def test_robust_seconds_ignores_slow_outliers() -> None:
     assert robust_seconds([5.0, 1.0, 9.0, 1.1, 30.0]) == 1.1
     assert robust_seconds([2.0]) == 2.0
+
+
+def test_a_file_that_is_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    """Also a log of a later format: nothing is appended to it."""
+    for text in ("garbage\n{}\n", '{"kind": "trial", "format": 99}\n'):
+        (tmp_path / RECORDS).write_text(text)
+        for readonly in (False, True):
+            with pytest.raises(TuneError, match="no tuning log that this tvmx can read"):
+                TuningLog(tmp_path, readonly=readonly)
+        assert (tmp_path / RECORDS).read_text() == text
+    (tmp_path / RECORDS).write_text('{"kind": "tri')  # killed in the first line
+    TuningLog(tmp_path).append([trial()])
+    assert len(TuningLog(tmp_path).records) == 1
+
+
+def test_many_damaged_lines_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TuningLog(tmp_path).append([trial()])
+    with open(tmp_path / RECORDS, "a") as file:
+        file.write("x\n" * 50)
+    assert len(TuningLog(tmp_path).damage) == 50
+    assert len(caplog.records) == 4
+    assert "47 more" in caplog.text
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = TuningLog(tmp_path)
+    log.append([trial()])
+    before = (tmp_path / RECORDS).read_bytes()
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))  # stops the write in the middle of a line
+    try:
+        with pytest.raises(TuneError, match="is kept"):
+            log.append([trial()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, old)
+    assert (tmp_path / RECORDS).read_bytes() == before
+    log.append([trial()])
+    assert len(TuningLog(tmp_path).records) == 2
+
+
+def test_related_winners_are_of_the_same_instructions_and_any_thread_count(tmp_path: Path) -> None:
+    log = TuningLog(tmp_path)
+    two = dataclasses.replace(AVX2, threads=AVX2.threads + 1)
+    log.append([verdict("w", rule="old"), verdict("w", rule="one"), verdict("w", rule="two", target=two)])
+    log.append([verdict("w", rule="other", target=AVX512), verdict("v", rule="other kernel"), trial("w")])
+    assert sorted(v.rule for v in log.related("w", AVX2)) == ["one", "two"]

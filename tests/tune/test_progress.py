@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tvmx.tune.progress import Display, Progress, TaskProgress, table
@@ -48,3 +49,18 @@ def test_table_lists_the_heaviest_and_counts_the_rest() -> None:
     assert "▶ conv" in text
     assert "1 more" in text
     assert "1.000 ms" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_table_fits_the_terminal(width: int) -> None:
+    long = row("fused_conv2d_1x16_add14_multiply14_add15_tir_clip7_multiply15", 9e-3, 3e-3, active=True)
+    progress = Progress((long, *snapshot().tasks), 25, 1000, 100.0, 600.0, "searching")
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table(progress, width=width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = [line for line in lines if "ms" in line and "→" not in line]
+    assert len(rows) == 2  # a line each
+    assert "conv2d" in rows[0]
+    assert "3.00x" in rows[0]
+    assert ("cpu.matmul" in rows[0]) == (width > 100)
+    assert "left" in lines[-1]

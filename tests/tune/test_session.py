@@ -24,6 +24,7 @@ from tvmx.target import PRESETS, Target
 from tvmx.tune import session
 from tvmx.tune.apply import apply_schedules, schedule_hash
 from tvmx.tune.log import RECORDS, TuningLog
+from tvmx.tune.lookup import Logs
 from tvmx.tune.measure import Built, Outcome
 from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, target_to_json
 from tvmx.tune.search import SearchConfig, TaskSearch
@@ -84,10 +85,36 @@ def test_time_budget(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyP
     assert report.new_trials == 0
 
 
+class Slow(FakeMeasurer):
+    """0.05 s a build, one at a time."""
+
+    def build(self, funcs: Any, stop: Any = lambda: False) -> list[Any]:
+        out = []
+        for func in funcs:
+            if stop():
+                out.append(Built(None, "SKIPPED"))
+                continue
+            time.sleep(0.05)
+            out += super().build([func])
+        return out
+
+
+def test_the_time_budget_is_kept_within_a_round(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "Measurer", Slow)
+    many = SearchConfig(batch=200, population=200, generations=1)
+    report = tune(extract_tasks(module()), target, tmp_path, 10**6, 2.0, on_progress=lambda p: None, search=many)
+    assert report.seconds < 6  # one batch of 200 takes 10 s
+    trials = [r for r in TuningLog(tmp_path).records if isinstance(r, Trial)]
+    assert report.new_trials == len(trials)
+    assert all(t.status == "OK" for t in trials)  # what was skipped is not a failure
+
+
 class Failing(FakeMeasurer):
     """Everything but the first default fails to build or to run."""
 
-    def build(self, funcs: Any) -> list[Any]:
+    def build(self, funcs: Any, stop: Any = None) -> list[Any]:
         builds = super().build(funcs)
         return builds if len(self.built) == len(funcs) else [Built(None, "BUILD_TIMEOUT", "20 s"), *builds[1:]]
 
@@ -109,7 +136,7 @@ def test_failed_trials_are_recorded_as_what_they_are(
 
 
 class NoDefault(FakeMeasurer):
-    def build(self, funcs: Any) -> list[Any]:
+    def build(self, funcs: Any, stop: Any = None) -> list[Any]:
         return [Built(None, "BUILD_ERROR", "no") for _ in funcs]
 
 
@@ -282,6 +309,30 @@ def test_ctrl_c_ends_cleanly_and_kill_9_loses_nothing(tmp_path: Path, target: Ta
     assert len(after.damage) <= 1
     assert len(set(keys(after.records))) == len(keys(after.records))
     assert all(map(gone, workers))
+
+
+def test_winners_of_other_thread_counts_and_logs_are_tried_first(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "one", target, monkeypatch)
+    winners = [r for r in TuningLog(tmp_path / "one").records if isinstance(r, Verdict) and r.status == CONFIRMED]
+    key = winners[-1].workload
+    winner = TuningLog(tmp_path / "one").best(key, target)
+    assert winner is not None
+    task = [t for t in extract_tasks(module()) if t.workload == key]
+    wanted = (key, skeleton(winner.trace), json.dumps([d for _, d in winner.trace[1]]))
+
+    def first(folder: Path) -> tuple[str, str, str]:
+        tune(task, target, folder, 4, 60, on_progress=lambda p: None, search=SMALL)
+        return keys(list(TuningLog(folder).records))[0]
+
+    assert first(tmp_path / "alone") != wanted
+    other = {**winner.target, "threads": target.threads + 1}
+    TuningLog(tmp_path / "two").append([dataclasses.replace(winner, target=other)])
+    assert first(tmp_path / "two") == wanted
+    shipped = Logs((TuningLog(tmp_path / "one", readonly=True),))
+    monkeypatch.setattr(session, "open_logs", lambda *_, **__: shipped)
+    assert first(tmp_path / "three") == wanted
 
 
 def test_trials_of_other_targets_do_not_count(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

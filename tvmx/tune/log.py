@@ -34,6 +34,7 @@ from tvmx.tune.workload import decode, encode, workload_hash
 
 log = logging.getLogger(__name__)
 
+SHOWN = 3  # damaged lines that are named
 RECORDS, WORKLOADS, LOCK = "records.jsonl", "workloads.jsonl", ".lock"
 Key = tuple[str, tuple[str, int]]  # workload, target_key
 
@@ -64,6 +65,8 @@ class TuningLog:
         self._encoded: dict[str, tuple[str, str]] = {}  # workload → (task, text)
         self._decoded: dict[str, Any] = {}
         self._by_key: dict[Key, list[Trial | Verdict]] = {}
+        if self.folder.exists() and not self.folder.is_dir():
+            raise TuneError(f"the tuning log {self.folder} is not a folder; give a folder, made if absent")
         try:
             if not readonly:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +74,20 @@ class TuningLog:
                 self._load()
         except OSError as error:
             raise TuneError(f"cannot read the tuning log {self.folder}: {error}") from None
-        for damage in self.damage:
-            log.warning("skipped a damaged line of a tuning log: %s", damage)
+        self._report_damage()
+
+    def _report_damage(self) -> None:
+        """Warn of lines that cannot be read. Raises TuneError where none can: the file is something else."""
+        whole = _read(self.folder / RECORDS).endswith(b"\n")  # else its only line may be one that a crash cut off
+        if not self.records and whole and (damage := [d for d in self.damage if d.file == RECORDS]):
+            raise TuneError(
+                f"{self.folder} is no tuning log that this tvmx can read: none of {len(damage)} lines is a record "
+                f"({damage[0]}); give another folder"
+            )
+        for damaged in self.damage[:SHOWN]:
+            log.warning("%s: skipped a damaged line: %s", self.folder, damaged)
+        if len(self.damage) > SHOWN:
+            log.warning("%s: skipped %d more damaged lines", self.folder, len(self.damage) - SHOWN)
 
     def best(self, workload: str, target: Target) -> Verdict | None:
         """The winner confirmed last for this workload on targets that `target_key` calls equal, or None."""
@@ -80,6 +95,18 @@ class TuningLog:
             if isinstance(record, Verdict) and record.status == CONFIRMED:
                 return record
         return None
+
+    def related(self, workload: str, target: Target) -> list[Verdict]:
+        """The winners confirmed last for this workload on the target's instruction set, one per thread count."""
+        level = target_key(target)[0]
+        newest = {
+            key: r
+            for key, records in self._by_key.items()
+            if key[0] == workload and key[1][0] == level
+            for r in records
+            if isinstance(r, Verdict) and r.status == CONFIRMED
+        }
+        return list(newest.values())
 
     def trials(self, workload: str, target: Target) -> list[Trial]:
         """What was measured of a workload on a target, oldest first."""
@@ -157,14 +184,23 @@ class TuningLog:
             raise TuneError(f"the tuning log {self.folder} was opened for reading only")
         data = b"".join(_line(obj) for obj in lines)
         try:
-            with self._lock(), open(self.folder / name, "ab+") as file:
-                if file.seek(0, os.SEEK_END):
+            with self._lock(), open(self.folder / name, "ab+", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END)
+                if size:
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":  # a writer died in the middle of a line: keep it apart
                         data = b"\n" + data
-                file.write(data)
+                try:
+                    while data:  # a disk that fills up takes a part first
+                        data = data[file.write(data) :]
+                except OSError:
+                    file.truncate(size)
+                    raise
         except OSError as error:
-            raise TuneError(f"cannot write the tuning log {self.folder}: {error}") from None
+            raise TuneError(
+                f"cannot write the tuning log {self.folder}: {error}; what it holds is kept, "
+                "and the same command goes on from there once the folder can be written"
+            ) from None
 
     def _load(self) -> None:
         """Read both files again. The caller holds the lock."""

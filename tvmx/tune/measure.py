@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from tvmx.target import Target
 from tvmx.tune.worker import Worker, WorkerCrash, WorkerTimeout
 
 CACHES = ("rotate", "hot", "cold")
+FULL_BYTES = 4 << 20  # a disk with less cannot hold what a batch builds
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class MeasureConfig:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled candidate, or why there is none. Status OK, BUILD_ERROR, BUILD_TIMEOUT or BUILD_CRASH."""
+    """A compiled candidate, or why there is none: BUILD_ERROR, BUILD_TIMEOUT, BUILD_CRASH, or SKIPPED (not begun)."""
 
     path: Path | None
     status: str = "OK"
@@ -98,11 +99,16 @@ class Measurer:
             self.close()
             raise
 
-    def build(self, funcs: Sequence[Any]) -> list[Built]:
-        """Compile scheduled PrimFuncs, several at a time. The caller deletes what it no longer needs."""
+    def build(self, funcs: Sequence[Any], stop: Callable[[], bool] = lambda: False) -> list[Built]:
+        """Compile scheduled PrimFuncs, several at a time. The caller deletes what it no longer needs.
+
+        Once `stop` returns true no other one is begun. Raises TuneError when the temporary folder is full.
+        """
         idle = list(self._builders)
 
         def one(job: tuple[str, Path]) -> Built:
+            if stop():
+                return Built(None, "SKIPPED")
             text, path = job
             worker = idle.pop()  # as many threads as workers: one is idle
             try:
@@ -116,7 +122,11 @@ class Measurer:
                 idle.append(worker)
             return Built(None, "BUILD_ERROR", answer["error"]) if answer["error"] else Built(path)
 
-        return list(self._threads.map(one, [(_save(f), self._path()) for f in funcs]))
+        builds = list(self._threads.map(one, [(_save(f), self._path()) for f in funcs]))
+        if any(b.status == "BUILD_ERROR" for b in builds) and shutil.disk_usage(self._folder).free < FULL_BYTES:
+            # That says nothing about the candidates.
+            raise TuneError(f"the disk of {self._folder} is full; make room there, or set TMPDIR to another folder")
+        return builds
 
     def trial(self, func: Any, reference: Built, built: Built, give_up_s: float, seed: int = 0) -> Outcome:
         """Run one build of `func` once against `reference`, then time it unless it takes over `give_up_s`."""

@@ -92,27 +92,48 @@ class Display:
 
     def __call__(self, progress: Progress) -> None:
         if self._live is not None:
-            self._live.update(table(progress), refresh=True)
+            size = self._live.console.size
+            self._live.update(table(progress, max(3, min(24, size.height - 8)), size.width), refresh=True)
         elif time.monotonic() - self._last_line > 5 or progress.stage == "done":
             self._last_line = time.monotonic()
             print(progress, file=self.stream, flush=True)
 
 
-def table(progress: Progress, rows: int = 24) -> Any:
-    """A rich table: the tasks by weight, at most `rows`, and a line of totals."""
+def table(progress: Progress, rows: int = 24, width: int = 120) -> Any:
+    """A rich table of `width` columns: the tasks by weight, at most `rows`, and a line of totals."""
+    from rich import box
     from rich.table import Table
 
-    out = Table(title=progress.stage, caption=str(progress), expand=False)
-    for name in ("task", "calls", "trials", "failed", "default", "best", "speed-up", "schedule"):
-        out.add_column(name, justify="left" if name in ("task", "schedule") else "right")
+    fixed = ("calls", "trials", "failed", "default", "best", "speed-up")
+    room = width - 59  # of the columns above
+    schedule = 24 if room >= 48 else 0
+    out = Table(title=progress.stage, caption=_totals(progress), box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    out.add_column("task", no_wrap=True)
+    for name in fixed:
+        out.add_column(name, justify="right", no_wrap=True)
+    if schedule:
+        out.add_column("schedule", no_wrap=True)
     ordered = sorted(progress.tasks, key=lambda t: (not t.active, -(t.default_s or 0.0) * t.occurrences))
     for t in ordered[:rows]:
         mark = "▶ " if t.active else "✓ " if t.done else "  "
-        cells = (mark + t.name, str(t.occurrences), str(t.trials), str(t.failed), _us(t.default_s), _us(t.best_s))
-        out.add_row(*cells, f"{t.speedup:.2f}x", t.rule, style="bold" if t.active else None)
+        name = _cut(t.name.removeprefix("fused_"), max(8, room - schedule - 4))
+        cells = (mark + name, str(t.occurrences), str(t.trials), str(t.failed), _us(t.default_s), _us(t.best_s))
+        last = (_cut(t.rule, schedule),) if schedule else ()
+        out.add_row(*cells, f"{t.speedup:.2f}x", *last, style="bold" if t.active else None)
     if len(ordered) > rows:
-        out.add_row(f"  … {len(ordered) - rows} more", *[""] * 7)
+        out.add_row(f"  … {len(ordered) - rows} more", *[""] * (len(out.columns) - 1))
     return out
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _totals(p: Progress) -> str:
+    return (
+        f"{p.trials}/{p.max_trials} trials · all kernels {p.default_total_s * 1e3:.3f} → {p.total_s * 1e3:.3f} ms "
+        f"({p.speedup:.2f}x) · {p.elapsed_s:.0f} s, {p.left_s:.0f} s left"
+    )
 
 
 def _us(seconds: float | None) -> str:

@@ -60,8 +60,11 @@ class TaskSearch:
         self.gains: list[float] = []  # seconds won in each round
         self.exhausted = False
 
-    def prepare(self, tuning_log: TuningLog, model: CostModel) -> None:
-        """Make the spaces, and take over what the log knows of this task."""
+    def prepare(self, tuning_log: TuningLog, model: CostModel, others: Sequence[TuningLog] = ()) -> None:
+        """Make the spaces, and take over what the log knows of this task.
+
+        Winners of `others`, of other thread counts, and over an older default are the first to be measured.
+        """
         from tvmx.tune.apply import schedule_hash
 
         self.spaces = spaces_for(self.task, self.target)
@@ -91,9 +94,11 @@ class TaskSearch:
         winner = tuning_log.best(self.task.workload, self.target)
         if winner is not None and winner.default_hash == self.default_hash:
             self.winner = winner
-        elif winner is not None:
-            stale = self._again(winner) or self._foreign(winner)
-            self.seeds += [stale] if stale is not None else []
+        related = [w for source in (tuning_log, *others) for w in source.related(self.task.workload, self.target)]
+        for verdict in related:
+            if verdict is not self.winner:
+                candidate = self._again(verdict) or self._foreign(verdict)
+                self.seeds += [candidate] if candidate is not None else []
         for verdict in tuning_log.verdicts(self.task.workload, self.target):
             if verdict.default_hash == self.default_hash and verdict.status != "CONFIRMED":
                 rejected = self._again(verdict)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import random
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tvmx.errors import ConfigError, TuneError, TvmxError
 from tvmx.target import Target, cpu_features, detect_host
+from tvmx.tune.interrupt import Interrupt
 from tvmx.tune.log import TuningLog
+from tvmx.tune.lookup import open_logs
 from tvmx.tune.measure import Built, MeasureConfig, Measurer
 from tvmx.tune.model import CostModel
 from tvmx.tune.progress import Display, Progress, TaskProgress
 from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds, target_to_json
+from tvmx.tune.report import TuneReport
 from tvmx.tune.search import SearchConfig, TaskSearch
 from tvmx.tune.space import Candidate, last_line
 from tvmx.tune.task import Task
@@ -31,45 +29,6 @@ from tvmx.tune.task import Task
 log = logging.getLogger(__name__)
 
 SIDE_BY_SIDE_SLACK = 0.01  # the median of ratios is the noisier view: it may only veto a clear loss
-
-
-@dataclass(frozen=True)
-class TuneReport:
-    """What a session did. `progress.tasks` holds each task's default and best latency."""
-
-    log: str
-    progress: Progress
-    new_trials: int
-    failed: dict[str, int]  # status → trials
-    confirmed: int  # tasks with a winner
-    interrupted: bool
-    seconds: float
-    spent: dict[str, float]  # seconds by activity: search, build, run
-
-    def to_json(self) -> dict[str, Any]:
-        tasks = [{**dataclasses.asdict(t), "speedup": t.speedup} for t in self.progress.tasks]
-        return {
-            "log": self.log,
-            "new_trials": self.new_trials,
-            "failed": self.failed,
-            "confirmed": self.confirmed,
-            "interrupted": self.interrupted,
-            "seconds": self.seconds,
-            "spent": self.spent,
-            "default_total_s": self.progress.default_total_s,
-            "total_s": self.progress.total_s,
-            "tasks": tasks,
-        }
-
-    def __str__(self) -> str:
-        p = self.progress
-        failed = ", ".join(f"{n} {status}" for status, n in sorted(self.failed.items())) or "none"
-        return (
-            f"{self.new_trials} trials in {self.seconds:.0f} s{' (interrupted)' if self.interrupted else ''} ("
-            + ", ".join(f"{k} {v:.0f} s" for k, v in self.spent.items())
-            + f"); failed: {failed}\n{self.confirmed} of {len(p.tasks)} kernels have a confirmed faster schedule; "
-            f"all kernels {p.default_total_s * 1e3:.3f} -> {p.total_s * 1e3:.3f} ms ({p.speedup:.2f}x)\nlog: {self.log}"
-        )
 
 
 def tune(
@@ -93,9 +52,10 @@ def tune(
     check_host(target)
     if max_trials < 1 or time_budget_s <= 0:
         raise ConfigError("max_trials must be at least 1 and time_budget_s positive")
-    with _Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure) as measurer:
+    begin = time.monotonic()
+    with Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure) as measurer:
         session = _Session(TuningLog(log), target, measurer, search or SearchConfig(), seed, interrupt, show)
-        session.max_trials, session.time_budget_s = max_trials, time_budget_s
+        session.max_trials, session.time_budget_s, session.begin = max_trials, time_budget_s, begin
         return session.run(tasks)
 
 
@@ -120,10 +80,11 @@ class _Session:
         measurer: Measurer,
         config: SearchConfig,
         seed: int,
-        interrupt: _Interrupt,
+        interrupt: Interrupt,
         show: Callable[[Progress], None],
     ) -> None:
         self.log = tuning_log
+        self.others = open_logs(None, target=target).logs  # those that ship with tvmx
         self.target = target
         self.measurer = measurer
         self.config = config
@@ -139,6 +100,7 @@ class _Session:
         self.active: TaskSearch | None = None
         self.stage = "starting"
         self.spent = {"search": 0.0, "build": 0.0, "run": 0.0}
+        self.pace_s = 0.0  # of a trial, in the rounds so far
 
     def run(self, tasks: Sequence[Task]) -> TuneReport:
         self.searches = [TaskSearch(t, self.target, self.config, self.rng) for t in tasks]
@@ -189,16 +151,28 @@ class _Session:
             log.warning("%s: not tuned further: %s", search.task.name, last_line(error))
             search.exhausted = True
 
+    @property
+    def left_s(self) -> float:
+        return self.time_budget_s - (time.monotonic() - self.begin)
+
+    def stop(self) -> bool:
+        return self.interrupt.count > 0 or self.left_s <= 0
+
     def over(self) -> bool:
-        spent = time.monotonic() - self.begin
-        return self.interrupt.count > 0 or self.new_trials >= self.max_trials or spent >= self.time_budget_s
+        """Whether to begin nothing more. A round takes some seconds: it must fit into what is left."""
+        return self.stop() or self.new_trials >= self.max_trials or self.left_s < self.pace_s
+
+    def limit(self) -> int:
+        """How many candidates there are trials and time left for."""
+        in_time = int(self.left_s / self.pace_s) if self.pace_s else self.config.batch
+        return max(1, min(self.max_trials - self.new_trials, in_time))
 
     def measure_default(self, search: TaskSearch) -> None:
         """Trial 0. A task whose default fails is not searched: there is nothing to compare with."""
         self.active = search
         self.log.add_workload(search.task.func, search.task.name)
         with self.guard(search):
-            search.prepare(self.log, self.model)
+            search.prepare(self.log, self.model, self.others)
         if search.default is None or search.exhausted:
             return
         build = self.measurer.build([search.default.func])[0]
@@ -218,17 +192,17 @@ class _Session:
     def round(self, search: TaskSearch) -> None:
         """Propose, build and run a batch; let the fastest prove themselves."""
         self.active = search
-        before = search.best_s
+        begin, before = time.monotonic(), search.best_s
         candidates: list[Candidate] = []
         with self.clock("search"), self.guard(search):
-            candidates = search.propose(self.model)[: max(1, self.max_trials - self.new_trials)]
+            candidates = search.propose(self.model)[: self.limit()]
         self.show(self.progress())
         with self.clock("build"):
-            builds = self.measurer.build([c.func for c in candidates])
+            builds = self.measurer.build([c.func for c in candidates], self.stop)
         measured: list[tuple[Candidate, float | None]] = []
         kept: dict[str, Built] = {}
         for candidate, build in zip(candidates, builds):
-            if self.interrupt.count:
+            if build.status == "SKIPPED" or self.stop():
                 build.delete()
                 continue
             status, samples, error = build.status, [], build.error
@@ -248,6 +222,9 @@ class _Session:
         for build in kept.values():
             if build is not search.winner_build:
                 build.delete()
+        if measured:
+            pace = (time.monotonic() - begin) / len(measured)
+            self.pace_s = (self.pace_s + pace) / 2 if self.pace_s else pace
         search.end_round(before)
         self.show(self.progress())
 
@@ -271,16 +248,7 @@ class _Session:
         rivals = [search.default_build, build]
         if search.winner_build is not None and search.winner_build.path is not None:
             rivals.append(search.winner_build)
-        outcome = self.measurer.compare(search.task.func, rivals, seed=self.rng.randrange(1 << 30))
-        reason = f"{outcome.status}: {outcome.error}" if outcome.status != "OK" else ""
-        if not reason:
-            for rival, name in zip((0, 2), ("the default", "the winner so far")):
-                if rival < len(outcome.samples):
-                    gain = speedup(outcome.samples[rival], outcome.samples[1])
-                    if gain < 1 + self.config.min_gain * (rival == 0):
-                        reason = f"{gain:.3f} x the speed of {name} when interleaved"
-                        break
-        samples = outcome.samples or ((), ())
+        reason, samples = self.contest(search, rivals)
         verdict = Verdict(
             search.task.workload,
             search.task.name,
@@ -289,8 +257,8 @@ class _Session:
             challenger.trace,
             REJECTED if reason else CONFIRMED,
             default_hash=search.default_hash,
-            default_s=list(samples[0]),
-            run_s=list(samples[1]),
+            default_s=samples[0],
+            run_s=samples[1],
             reason=reason,
         )
         self.log.append([verdict])
@@ -302,6 +270,24 @@ class _Session:
         if search.winner_build is not None:
             search.winner_build.delete()
         search.winner, search.winner_build = verdict, build
+
+    def contest(self, search: TaskSearch, rivals: list[Built]) -> tuple[str, list[list[float]]]:
+        """Why the second of `rivals` does not beat the default (the first) and the winner so far; all samples.
+
+        It must win twice, each time on other inputs: one run may favour a kernel by where its data happens to lie.
+        """
+        samples: list[list[float]] = [[] for _ in rivals]
+        for _ in range(2):
+            outcome = self.measurer.compare(search.task.func, rivals, seed=self.rng.randrange(1 << 30))
+            if outcome.status != "OK":
+                return f"{outcome.status}: {outcome.error}", samples
+            for kept, new in zip(samples, outcome.samples):
+                kept += new
+            for rival, name in ((0, "the default"), (2, "the winner so far"))[: len(rivals) - 1]:
+                gain = speedup(outcome.samples[rival], outcome.samples[1])
+                if gain < 1 + self.config.min_gain * (rival == 0):
+                    return f"{gain:.3f} x the speed of {name} when interleaved", samples
+        return "", samples
 
     def append_trial(
         self,
@@ -360,31 +346,6 @@ def speedup(rival: Sequence[float], challenger: Sequence[float]) -> float:
     """
     undisturbed = robust_seconds(list(rival)) / robust_seconds(list(challenger))
     return min(undisturbed, statistics.median(a / b for a, b in zip(rival, challenger)) + SIDE_BY_SIDE_SLACK)
-
-
-class _Interrupt:
-    """Counts Ctrl-C instead of raising: TVM turns an exception in a callback into an error of its own.
-
-    The second one raises. Outside the main thread signals belong to someone else, and nothing is counted.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._old: Any = None
-
-    def __enter__(self) -> _Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._old = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGINT, self._old)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
 
 
 class _Callback:
