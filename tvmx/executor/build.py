@@ -14,6 +14,7 @@ from typing import Any
 from tvmx.errors import CompileError
 from tvmx.executor.constants import ConstantPool
 from tvmx.executor.host_code import host_source
+from tvmx.executor.in_place import InPlace, kernels_in_place
 from tvmx.executor.kernels import KernelSet, collect, compile_kernels
 from tvmx.executor.lifetimes import arena_buffers
 from tvmx.executor.link import Toolchain, link, write_data
@@ -121,9 +122,9 @@ def _plan(program: EntryProgram, planner: str, budget_s: float) -> _Planned:
     return _Planned(program, graph, buffers, solution)
 
 
-def _in_place_kernels(planned: _Planned) -> frozenset[str]:
-    over = {b.id for b in planned.buffers if b.over is not None}
-    return frozenset(n.kernel for n in planned.graph.nodes if any(planned.graph.storage(o) in over for o in n.outputs))
+def _in_place_kernels(planned: _Planned) -> dict[str, InPlace | None]:
+    over = {b.id: b.over for b in planned.buffers if b.over is not None}
+    return kernels_in_place(planned.graph.nodes, over, planned.graph.storage)
 
 
 def _functions(program: EntryProgram) -> dict[str, Any]:

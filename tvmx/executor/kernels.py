@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmx.errors import CompileError
+from tvmx.executor.in_place import InPlace, read_from_outputs
 from tvmx.schedule.build import build_module
 from tvmx.target import Target
 
@@ -30,11 +31,12 @@ class KernelSet:
 
 
 def collect(
-    programs: Sequence[tuple[str, Mapping[str, Any], frozenset[str]]],
+    programs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, InPlace | None]]],
 ) -> KernelSet:
-    """Gather the kernels of (entry, kernel name → PrimFunc, kernels that run in place); equal ones are kept once.
+    """Gather kernels, given as (entry, kernel name → PrimFunc, kernel name → what it overwrites); equal ones are one.
 
-    A kernel that runs in place loses `noalias`: the compiler may otherwise reorder its loads and stores.
+    None is for a kernel that runs in place at some calls only. It loses `noalias`, as one does whose input cannot be
+    read through the output: the compiler may otherwise reorder its loads and stores.
     """
     from tvm_ffi import structural_equal, structural_hash
 
@@ -46,7 +48,9 @@ def collect(
         for name, func in kernels.items():
             bare = func.without_attr("global_symbol") if _has(func, "global_symbol") else func
             if name in in_place:
-                bare = bare.with_attr("tirx.noalias", False)
+                use = in_place[name]
+                shared = None if use is None else read_from_outputs(bare, use.n_inputs, use.pairs)
+                bare = bare.with_attr("tirx.noalias", False) if shared is None else shared
             candidates = by_hash.setdefault(structural_hash(bare), [])
             found = next((s for s, f in candidates if structural_equal(f, bare)), None)
             if found is None:
@@ -63,7 +67,10 @@ def compile_kernels(funcs: Mapping[str, Any], target: Target, folder: Path, jobs
 
     tvm_target = target.tvm()
     # Many small modules: LLVM's time grows faster than a module's size, and the work spreads evenly.
-    chunks = _chunks(funcs, max(jobs, min(len(funcs), 4 * jobs)))
+    # One function without noalias takes the promise from its whole module, so the two kinds never meet.
+    strict = {n: f for n, f in funcs.items() if int(f.attrs.get("tirx.noalias", 0))}
+    loose = {n: f for n, f in funcs.items() if n not in strict}
+    chunks = [c for part in (strict, loose) for c in _chunks(part, max(jobs, min(len(part), 4 * jobs)))]
 
     def build(index: int) -> Path:
         path = folder / f"kernels{index}.o"
