@@ -15,18 +15,23 @@ _LAZY = {
     "compile": "tvmx.api",
     "verify": "tvmx.api",
     "CompileResult": "tvmx.api",
+    "calibrate": "tvmx.api_quantize",
+    "QuantizedModel": "tvmx.quantize",
+    "Scheme": "tvmx.quantize",
     "Model": "tvmx.frontend",
     "Dim": "tvmx.config",
     "Target": "tvmx.target",
     "TvmxError": "tvmx.errors",
 }
 
-__all__ = ["__version__", "tune", *_LAZY]
+_PACKAGES = ("tune", "quantize")  # packages of their own, callable: see tvmx/tune/__init__.py
+
+__all__ = ["__version__", *_PACKAGES, *_LAZY]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tune":  # a package of its own, callable: see tvmx/tune/__init__.py
-        return importlib.import_module("tvmx.tune")
+    if name in _PACKAGES:
+        return importlib.import_module(f"tvmx.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'tvmx' has no attribute {name!r}")

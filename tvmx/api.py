@@ -23,7 +23,7 @@ from tvmx.target import Target, resolve
 
 log = logging.getLogger(__name__)
 
-ModelLike = Any  # str | Path | bytes | onnx.ModelProto | Model
+ModelLike = Any  # str | Path | bytes | onnx.ModelProto | Model | QuantizedModel
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,14 @@ def import_onnx(
         if shapes or constants:
             raise ConfigError("this model is imported already; give shapes and constants to import_onnx instead")
         return model
-    return _import_onnx(model, shapes=shapes, constants=constants)
+    return _import_onnx(_onnx_of(model), shapes=shapes, constants=constants)
+
+
+def _onnx_of(model: ModelLike) -> Any:
+    """The ONNX model inside a `tvmx.QuantizedModel`; anything else as it is."""
+    from tvmx.quantize.model import QuantizedModel
+
+    return model.proto if isinstance(model, QuantizedModel) else model
 
 
 def lower(model: Model, target: Target, dump_ir: str | Path | None = None) -> Lowered:
@@ -205,7 +212,7 @@ def _programs(model: ModelLike, shapes: Shapes | None, constants: Mapping[str, n
     """The model as one program, or as the branches of an If that only the run can decide."""
     if isinstance(model, Model):
         return import_onnx(model, shapes, constants)
-    return import_programs(model, shapes=shapes, constants=constants)
+    return import_programs(_onnx_of(model), shapes=shapes, constants=constants)
 
 
 def _flatten(entry: str, program: Model | Branch, models: dict[str, Model], branches: dict[str, Any]) -> None:

@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dump-ir", metavar="DIR", help="write the IR after each phase into DIR")
     sub.add_argument("--planner", help="memory planner (see `tvmx memory compare`)")
 
+    from tvmx import cli_quantize
+
+    cli_quantize.add_commands(command, _model_arguments)
+
     sub = command("tune", _tune, "search faster schedules for a model's kernels and log them")
     _model_arguments(sub)
     sub.add_argument("--log", help="tuning log folder, made if absent")

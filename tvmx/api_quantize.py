@@ -1,0 +1,187 @@
+"""Quantising and calibrating a model: composes tvmx.quantize with the compiler that runs what it watches."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from tvmx.config import CompileConfig, Shapes
+from tvmx.errors import ConfigError
+from tvmx.quantize import (
+    Calibration,
+    Plan,
+    Preprocess,
+    QuantizedModel,
+    Scheme,
+    collect,
+    feeds,
+    finish,
+    input_specs,
+    load_calibration,
+    make_plan,
+    prepare_model,
+    watched,
+)
+from tvmx.quantize.data import Feed, Source
+from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.settings import QuantizeConfig
+from tvmx.target import Target, resolve
+
+log = logging.getLogger(__name__)
+
+MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
+
+
+def quantize(
+    model: Any,
+    calibration: Source | Calibration,
+    observer: str | None = None,
+    scheme: Scheme | None = None,
+    *,
+    max_drop: float | None = None,
+    target: str | Target = "native",
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    preprocess: Preprocess | None = None,
+    config: QuantizeConfig | None = None,
+) -> QuantizedModel:
+    """Quantise a float32 ONNX model (path, bytes or ModelProto) after training; returns the QDQ model and a report.
+
+    `calibration`: real inputs (see `tvmx.quantize.feeds`), or a Calibration made before, or its file. `observer`:
+    minmax, ema, percentile, entropy (the default), mse, or "all", which compares their errors in the report and
+    uses entropy. `preprocess` says how pictures become inputs. `config` holds the remaining options; what is given
+    here wins over it. Raises ModelError, ConfigError or InputError.
+    """
+    config = _merged(config, observer=observer, scheme=scheme, max_drop=max_drop, threads=threads, image=preprocess)
+    chosen = resolve(target if target != "native" else config.target, config.threads)
+    with ExitStack() as stack:
+        job = _Job.open(model, calibration, config, chosen, shapes, constants)
+        found = job.calibrate(stack)
+        used = "entropy" if config.observer == "all" else config.observer
+        return finish(job.plan, found, used, compare_all=config.observer == "all")
+
+
+def calibrate(
+    model: Any,
+    calibration: Source,
+    *,
+    target: str | Target = "native",
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    preprocess: Preprocess | None = None,
+    config: QuantizeConfig | None = None,
+) -> Calibration:
+    """Only the statistics that `quantize` needs: `.save("ranges.json")`, and `quantize` takes them with any observer.
+
+    Raises ModelError, ConfigError or InputError.
+    """
+    config = _merged(config, threads=threads, image=preprocess)
+    # Every tensor that any scheme may quantise.
+    config = dataclasses.replace(config, scheme=dataclasses.replace(config.scheme, prefer="size"))
+    chosen = resolve(target if target != "native" else config.target, config.threads)
+    with ExitStack() as stack:
+        return _Job.open(model, calibration, config, chosen, shapes, constants).calibrate(stack)
+
+
+def _merged(config: QuantizeConfig | None, **given: Any) -> QuantizeConfig:
+    return dataclasses.replace(config or QuantizeConfig(), **{k: v for k, v in given.items() if v is not None})
+
+
+@dataclass
+class _Job:
+    """A model with the plan for it and the data to calibrate it with."""
+
+    plan: Plan
+    target: Target
+    data: Iterator[Feed]
+    known: Calibration | None
+
+    @classmethod
+    def open(
+        cls,
+        model: Any,
+        calibration: Source | Calibration,
+        config: QuantizeConfig,
+        target: Target,
+        shapes: Shapes | None,
+        constants: Mapping[str, np.ndarray] | None,
+    ) -> _Job:
+        if isinstance(model, QuantizedModel):
+            raise ConfigError("this model is quantised already")
+        proto, name = prepare_model(model, shapes, constants)
+        if isinstance(calibration, str | Path) and Path(calibration).suffix == ".json":
+            calibration = load_calibration(calibration)
+        known = calibration if isinstance(calibration, Calibration) else None
+        data: Iterator[Feed] = iter(())
+        fixed: dict[str, tuple[int, ...]] = {}
+        if known is None:
+            stream = feeds(calibration, input_specs(OnnxGraph(proto)), config.image)
+            first = next(stream, None)
+            if first is None:
+                raise ConfigError("the calibration data is empty; give at least one sample, better a hundred")
+            fixed = {k: v.shape for k, v in first.items()}
+            data = itertools.chain([first], stream)
+        else:
+            fixed = {i: s.shape for i, s in known.stats.items() if i in {v.name for v in proto.graph.input}}
+        return cls(make_plan(proto, name, config.scheme.for_target(target), target, fixed), target, data, known)
+
+    def calibrate(self, stack: ExitStack) -> Calibration:
+        if self.known is not None:
+            return self.known
+        tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs())))
+        run = CompiledRun(watched(self.plan.graph, tensors), self.target, stack)
+        return collect(run, self.data, tensors, self.plan.placement.tensors)
+
+    def float_inputs(self) -> list[str]:
+        """Float inputs are watched whether quantised or not: checks look at them, and they cost nothing."""
+        return [name for name in self.plan.graph.inputs if self.plan.graph.is_float(name)]
+
+
+class CompiledRun:
+    """Runs an ONNX model through tvmx itself, compiled once for each set of input shapes."""
+
+    def __init__(self, proto: ModelProto, target: Target, stack: ExitStack) -> None:
+        """Programs and their files live until `stack` closes."""
+        self._proto = proto
+        self._target = target
+        self._stack = stack
+        self._programs: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __call__(self, feed: Feed) -> Mapping[str, Array]:
+        """Outputs by name; views that the next call overwrites. Raises ConfigError when shapes vary too much."""
+        key = tuple(a.shape for a in feed.values())
+        if key not in self._programs:
+            if len(self._programs) == MAX_SHAPES:
+                raise ConfigError(
+                    f"calibration inputs come in more than {MAX_SHAPES} shapes; pad or sort them into fewer"
+                )
+            self._programs[key] = self._compile({name: a.shape for name, a in feed.items()})
+        program = self._programs[key]
+        for name, array in feed.items():
+            program.set_input(name, array)
+        program.run()
+        return {t.name: program.get_output(t.name) for t in program.outputs}
+
+    def _compile(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        from tvmx.api import compile as compile_model
+        from tvmx.runtime import GraphExecutor
+
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tvmx-calibrate-")))
+        config = CompileConfig(planner_budget_s=0.2)
+        path = compile_model(
+            self._proto, folder / "model.so", target=self._target, shapes=dict(shapes), config=config
+        ).path
+        executor = GraphExecutor(path)
+        return self._stack.enter_context(executor)

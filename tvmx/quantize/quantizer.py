@@ -1,0 +1,205 @@
+"""The stage as a whole: placement → calibration → parameters → QDQ model and report. Runs nothing by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import ModelProto
+
+from tvmx.quantize.calibrate import Calibration
+from tvmx.quantize.checks import data_warnings
+from tvmx.quantize.cost import CostHook, layer_cost, modelled
+from tvmx.quantize.graph import Array, OnnxGraph, node_name
+from tvmx.quantize.insert import insert_qdq
+from tvmx.quantize.model import QuantizedModel
+from tvmx.quantize.observers import (
+    OBSERVERS,
+    ObserverOptions,
+    observe,
+    quantization_error,
+    signal_power,
+    sqnr_db,
+)
+from tvmx.quantize.placement import HEAVY, MAX_CONCAT_RATIO, Placement, place
+from tvmx.quantize.qparams import QParams, QWeight, activation_qparams
+from tvmx.quantize.report import LayerReport, QuantReport
+from tvmx.quantize.scheme import ResolvedScheme
+from tvmx.target import Target
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is quantised in a prepared model. `refuse`: operators left in float by cost, sensitivity or ranges."""
+
+    proto: ModelProto
+    name: str
+    graph: OnnxGraph
+    scheme: ResolvedScheme
+    placement: Placement
+    refuse: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, refuse: Mapping[str, str]) -> Plan:
+        """The plan with more operators left in float: name → reason."""
+        merged = {**self.refuse, **refuse}
+        return dataclasses.replace(self, placement=place(self.graph, self.scheme, merged), refuse=merged)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What calibration has to watch: each tensor with parameters of its own, and the parts of a Concat."""
+        parts = [
+            self.graph.nodes[la.node].input[i]
+            for la in self.placement.layers
+            if la.op == "Concat"
+            for i in la.activations
+        ]
+        gates = [n.output[0] for n in self.graph.nodes if n.op_type in ("Sigmoid", "HardSigmoid", "Clip", "Tanh")]
+        known = {*self.placement.tensors.values()}
+        return tuple(dict.fromkeys((*self.placement.roots, *parts, *(g for g in gates if g in known))))
+
+
+def make_plan(
+    proto: ModelProto,
+    name: str,
+    scheme: ResolvedScheme,
+    target: Target,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    cost: CostHook | None = None,
+) -> Plan:
+    """Place Q/DQ in a prepared model; `cost` (by default `cost.modelled`) may leave heavy operators in float.
+
+    With `prefer="size"`, or an override that says int8, the cost model is not asked. Raises ConfigError.
+    """
+    graph = OnnxGraph(proto, input_shapes)
+    plan = Plan(proto, name, graph, scheme, place(graph, scheme))
+    if scheme.scheme.prefer == "size":
+        return plan
+    hook = cost or modelled
+    refuse: dict[str, str] = {}
+    for layer in plan.placement.layers:
+        if layer.op not in HEAVY or scheme.scheme.precision_of(layer.name, layer.op) == "int8":
+            continue
+        sizes = layer_cost(graph, graph.nodes[layer.node])
+        reason = hook(sizes, target) if sizes is not None else None
+        if reason is not None:
+            refuse[layer.name] = reason
+    return plan.without(refuse) if refuse else plan
+
+
+def settle_concats(plan: Plan, calibration: Calibration) -> Plan:
+    """Leave a Concat in float whose parts differ so much in range that one scale would flatten the smaller."""
+    refuse = {}
+    for layer in plan.placement.layers:
+        if layer.op != "Concat":
+            continue
+        names = [plan.graph.nodes[layer.node].input[i] for i in layer.activations]
+        peaks = [max(abs(s.low), abs(s.high)) if not s.empty else 0.0 for s in map(calibration.of, names)]
+        peaks = [p for p in peaks if p > 0]
+        if peaks and max(peaks) > MAX_CONCAT_RATIO * min(peaks):
+            refuse[layer.name] = f"the ranges of its parts differ {max(peaks) / min(peaks):.0f} times"
+    return plan.without(refuse) if refuse else plan
+
+
+def choose_qparams(plan: Plan, calibration: Calibration, observer: str) -> dict[str, QParams]:
+    """Parameters of each root tensor by one observer."""
+    found = {}
+    for root in plan.placement.roots:
+        options = options_of(plan, root)
+        low, high = observe(observer, calibration.of(root), options)
+        found[root] = activation_qparams(low, high, options.dtype, options.symmetric)
+    return found
+
+
+def options_of(plan: Plan, root: str) -> ObserverOptions:
+    """How a root tensor is quantised: symmetric int8 where the scheme or its use as a second operand asks for it."""
+    signed = plan.scheme.symmetric or root in plan.placement.signed
+    return ObserverOptions(plan.scheme.scheme.percentile, signed, "int8" if signed else "uint8")
+
+
+def finish(
+    plan: Plan,
+    calibration: Calibration,
+    observer: str,
+    compare_all: bool = False,
+    biases: Mapping[str, Array] | None = None,
+) -> QuantizedModel:
+    """The QDQ model by one observer; with `compare_all` the report holds the error of every observer."""
+    plan = settle_concats(plan, calibration)
+    qparams = choose_qparams(plan, calibration, observer)
+    inserted = insert_qdq(plan.graph, plan.placement, qparams, plan.scheme.weight_limit, biases)
+    names = OBSERVERS if compare_all else {observer: None}
+    report = QuantReport(
+        layers=tuple(_layer_reports(plan, calibration, qparams, inserted.weights)),
+        kept=tuple((k.name, k.op, k.reason) for k in plan.placement.kept),
+        weight_only=tuple((w.name, w.op) for w in plan.placement.weight_only),
+        warnings=tuple(data_warnings(plan.graph, plan.placement, calibration)),
+        observer=observer,
+        samples=calibration.samples,
+        bytes_before=_parameter_bytes(plan.proto),
+        bytes_after=_parameter_bytes(inserted.model),
+        observers={n: mean_sqnr(plan, calibration, choose_qparams(plan, calibration, n)) for n in names},
+    )
+    return QuantizedModel(inserted.model, plan.name, report)
+
+
+def mean_sqnr(plan: Plan, calibration: Calibration, qparams: Mapping[str, QParams]) -> float:
+    """Mean SQNR in dB of the quantised tensors, by their histograms."""
+    values = [tensor_sqnr(calibration, root, qparams[root]) for root in plan.placement.roots]
+    finite = [v for v in values if np.isfinite(v)]
+    return float(np.mean(finite)) if finite else float("inf")
+
+
+def tensor_sqnr(calibration: Calibration, name: str, params: QParams) -> float:
+    """SQNR in dB of one activation; inf for one that was constant or never finite."""
+    stats = calibration.of(name)
+    if stats.empty or stats.constant:
+        return float("inf")
+    return sqnr_db(signal_power(stats), quantization_error(stats, params))
+
+
+def _layer_reports(
+    plan: Plan,
+    calibration: Calibration,
+    qparams: Mapping[str, QParams],
+    weights: Mapping[tuple[str, int | None], QWeight],
+) -> list[LayerReport]:
+    reports = []
+    for layer in plan.placement.layers:
+        node = plan.graph.nodes[layer.node]
+        roots = [plan.placement.tensors[node.input[i]] for i in layer.activations]
+        worst = min(roots, key=lambda r: tensor_sqnr(calibration, r, qparams[r]))
+        weight_db = float("inf")
+        if layer.weight is not None:
+            name = node.input[layer.weight]
+            value = plan.graph.constant(name)
+            assert value is not None
+            weight_db = _weight_sqnr(value, weights[(name, layer.weight_axis)])
+        params = qparams[worst]
+        reports.append(
+            LayerReport(
+                name=node_name(node),
+                op=layer.op,
+                input_range=(params.low, params.high),
+                input_db=tensor_sqnr(calibration, worst, params),
+                weight_db=weight_db,
+            )
+        )
+    return reports
+
+
+def _weight_sqnr(weight: Array, quantized: QWeight) -> float:
+    value = weight.astype(np.float64)
+    return sqnr_db(float(np.mean(value**2)), float(np.mean((value - quantized.dequantized()) ** 2)))
+
+
+def _parameter_bytes(model: ModelProto) -> int:
+    total = 0
+    for tensor in model.graph.initializer:
+        elements = int(np.prod(tensor.dims, dtype=object)) if tensor.dims else 1
+        total += elements * _ITEM_BYTES.get(tensor.data_type, 4)
+    return total
+
+
+_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}  # by ONNX element type
