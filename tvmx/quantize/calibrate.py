@@ -92,7 +92,9 @@ def watched(graph_index: OnnxGraph, tensors: Iterable[str]) -> ModelProto:
     result.CopyFrom(model)
     for name in tensors:
         if name not in present:
-            result.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, graph_index.shape(name) or ()))
+            result.graph.output.append(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, graph_index.shape(name) or ())
+            )
             present.add(name)
     return result
 
