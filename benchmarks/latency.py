@@ -1,6 +1,8 @@
 """Latency of the zoo against ONNX Runtime and OpenVINO, interleaved in one run; JSON with raw samples.
 
-python -m benchmarks.latency [--models orient,minilm-l3] [--threads 1,2] [--log DIR] [--out latency.json]
+python -m benchmarks.latency [--models orient,minilm-l3] [--threads 1,2] [--tuned | --log DIR] [--out latency.json]
+
+`--tuned` also measures builds with the logs that ship with tvmx, `--log` with those and the log given.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def fixed_model(model: ZooModel) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def measure(model: ZooModel, threads: int, log: str | None, repeat: int, folder: Path) -> dict[str, Any]:
-    """Compile untuned (and tuned when `log` is given), check the outputs, time all contenders in turn."""
+def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat: int, folder: Path) -> dict[str, Any]:
+    """Compile untuned (and `tuned`, from `log` and the shipped logs), check the outputs, time all in turn."""
     inputs = model.random_inputs(np.random.default_rng(0))
     proto = fixed_model(model)
     session = onnxruntime_session(proto, threads)
@@ -61,7 +63,7 @@ def measure(model: ZooModel, threads: int, log: str | None, repeat: int, folder:
     contenders: dict[str, Any] = {}
     executors = []
     for label, use_log in (("untuned", None), ("tuned", log)):
-        if label == "tuned" and log is None:
+        if label == "tuned" and not tuned:
             continue
         path = folder / f"{model.name}-{label}-{threads}.so"
         start = time.perf_counter()
@@ -98,6 +100,8 @@ def measure(model: ZooModel, threads: int, log: str | None, repeat: int, folder:
         for ours in ("untuned", "tuned")
         if ours in samples
     }
+    if "tuned" in samples:
+        row["tuned_over_untuned"] = round(ratio(samples, "tuned", "untuned"), 3)
     return row
 
 
@@ -105,7 +109,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """One line a model and thread count, then the geometric means of the ratios."""
     lines = [
         f"{'model':14}{'thr':>4}{'untuned':>10}{'tuned':>10}{'ORT':>10}{'OpenVINO':>10}"
-        f"{'un/ORT':>8}{'un/best':>8}{'tu/best':>8}{'error':>9}{'compile':>9}"
+        f"{'un/ORT':>8}{'un/best':>8}{'tu/best':>8}{'tu/un':>8}{'error':>9}{'compile':>9}"
     ]
     means: dict[tuple[int, str], list[float]] = {}
     for row in rows:
@@ -119,6 +123,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             "un/ORT": ratios["untuned"]["onnxruntime"],
             "un/best": max(ratios["untuned"].values()),
             "tu/best": max(ratios["tuned"].values()) if "tuned" in ratios else None,
+            "tu/un": row.get("tuned_over_untuned"),
         }
         for key, value in against.items():
             if value is not None:
@@ -138,17 +143,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", help="comma-separated names (default: the whole zoo)")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--log", help="tuning log folder: measures tuned builds too")
+    parser.add_argument("--tuned", action="store_true", help="measure builds with the shipped logs too")
+    parser.add_argument("--log", help="tuning log folder to use besides; implies --tuned")
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("latency.json"))
     arguments = parser.parse_args()
     wanted = arguments.models.split(",") if arguments.models else [m.name for m in zoo()]
     rows: list[dict[str, Any]] = []
+    tuned = arguments.tuned or arguments.log is not None
     with tempfile.TemporaryDirectory() as folder:
         for model in [m for m in zoo() if m.name in wanted]:
             for threads in map(int, arguments.threads.split(",")):
                 try:
-                    rows.append(measure(model, threads, arguments.log, arguments.repeat, Path(folder)))
+                    rows.append(measure(model, threads, tuned, arguments.log, arguments.repeat, Path(folder)))
                 except (tvmx.TvmxError, ModelUnavailable) as error:
                     rows.append({"model": model.name, "threads": threads, "failed": f"{type(error).__name__}: {error}"})
                 print(table(rows[-1:]).splitlines()[1], flush=True)

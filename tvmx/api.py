@@ -122,7 +122,7 @@ def compile(
     clock("import")
     lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, len(models) > 1)) for n, m in models.items()}
     clock("passes")
-    logs = open_logs(log_path, shipped=config.use_shipped_logs)
+    logs = open_logs(log_path, shipped=config.use_shipped_logs, target=chosen)
     programs = []
     for entry, low in lowered.items():
         scheduled, rules = apply_schedules(low.mod, chosen, logs)

@@ -31,8 +31,11 @@ class FakeLog:
     def __init__(self, key: str, winner: Found) -> None:
         self.key, self.winner = key, winner
 
-    def best(self, workload: str, target: Target) -> Found | None:
-        return self.winner if workload == self.key else None
+    def best(self, workload: str, target: Target, default_hash: str) -> Found | None:
+        return self.winner if workload == self.key and default_hash == self.winner.default_hash else None
+
+    def outdated(self, workload: str, target: Target, default_hash: str) -> bool:
+        return workload == self.key and default_hash != self.winner.default_hash
 
     def workload(self, workload: str) -> Any:
         return None
@@ -93,7 +96,7 @@ def test_a_winner_over_another_default_gives_way(target: Target, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         _, rules = apply_schedules(module(), target, log)
     assert not rules["matmul"].startswith("tuned:")
-    assert "another default" in caplog.text
+    assert "1 tuned schedules beat other defaults" in caplog.text
 
 
 def test_hash_ignores_names_and_sees_shapes() -> None:

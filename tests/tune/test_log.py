@@ -195,8 +195,23 @@ def test_first_log_wins(tmp_path: Path) -> None:
     first, second = TuningLog(tmp_path / "1"), TuningLog(tmp_path / "2")
     second.append([verdict("w", rule="second"), verdict("only", rule="second")])
     first.append([verdict("w", rule="first")])
-    logs = Logs((first, second))
-    assert [getattr(logs.best(w, AVX2), "rule", None) for w in ("w", "only", "none")] == ["first", "second", None]
+    logs = Logs((first,), (second,))
+    assert [getattr(logs.best(w, AVX2, ""), "rule", None) for w in ("w", "only", "none")] == ["first", "second", None]
+    other_caches = dataclasses.replace(AVX2, l2_bytes=2 * AVX2.l2_bytes)
+    assert logs.best("w", other_caches, "") is not None  # the user's own log is trusted
+    assert logs.best("only", other_caches, "") is None
+
+
+def test_a_winner_counts_against_the_default_that_it_beat(tmp_path: Path) -> None:
+    log = TuningLog(tmp_path)
+    beat = [dataclasses.replace(verdict("w", rule=h), default_hash=h) for h in ("a", "b")]
+    log.append(beat)
+    assert log.best("w", AVX2) == beat[1]
+    assert log.best("w", AVX2, "a") == beat[0]
+    assert log.best("w", AVX2, "c") is None
+    assert [log.outdated(w, AVX2, h) for w, h in (("w", "a"), ("w", "c"), ("none", "c"))] == [False, True, False]
+    assert Logs((log,)).outdated("w", AVX2, "c")
+    assert not Logs((), (log,)).outdated("w", AVX2, "c")
 
 
 def test_targets_round_trip_and_class() -> None:

@@ -330,7 +330,7 @@ def test_winners_of_other_thread_counts_and_logs_are_tried_first(
     other = {**winner.target, "threads": target.threads + 1}
     TuningLog(tmp_path / "two").append([dataclasses.replace(winner, target=other)])
     assert first(tmp_path / "two") == wanted
-    shipped = Logs((TuningLog(tmp_path / "one", readonly=True),))
+    shipped = Logs((), (TuningLog(tmp_path / "one", readonly=True),))
     monkeypatch.setattr(session, "open_logs", lambda *_, **__: shipped)
     assert first(tmp_path / "three") == wanted
 

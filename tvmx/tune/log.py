@@ -89,12 +89,21 @@ class TuningLog:
         if len(self.damage) > SHOWN:
             log.warning("%s: skipped %d more damaged lines", self.folder, len(self.damage) - SHOWN)
 
-    def best(self, workload: str, target: Target) -> Verdict | None:
-        """The winner confirmed last for this workload on targets that `target_key` calls equal, or None."""
+    def best(self, workload: str, target: Target, default_hash: str | None = None) -> Verdict | None:
+        """The winner confirmed last for this workload on targets that `target_key` calls equal, or None.
+
+        With `default_hash`, the last one that beat the default of that hash (`schedule_hash`).
+        """
         for record in reversed(self._by_key.get((workload, target_key(target)), [])):
             if isinstance(record, Verdict) and record.status == CONFIRMED:
-                return record
+                if default_hash is None or record.default_hash == default_hash:
+                    return record
         return None
+
+    def outdated(self, workload: str, target: Target, default_hash: str) -> bool:
+        """Whether winners are known, but none that beat the default of that hash."""
+        known = self.best(workload, target) is not None
+        return known and self.best(workload, target, default_hash) is None
 
     def related(self, workload: str, target: Target) -> list[Verdict]:
         """The winners confirmed last for this workload on the target's instruction set, one per thread count."""

@@ -14,15 +14,37 @@ from tvmx.tune.record import Verdict, target_class
 
 @dataclass(frozen=True)
 class Logs:
-    """Several logs, asked in order."""
+    """The user's logs and the shipped ones, asked in that order."""
 
     logs: tuple[TuningLog, ...]
+    shipped: tuple[TuningLog, ...] = ()
 
-    def best(self, workload: str, target: Target) -> Verdict | None:
-        return next((found for log in self.logs if (found := log.best(workload, target))), None)
+    def best(self, workload: str, target: Target, default_hash: str) -> Verdict | None:
+        """The first log's winner over the default of that hash. A shipped one must fit the machine's caches too."""
+        for log in self.logs:
+            if found := log.best(workload, target, default_hash):
+                return found
+        for log in self.shipped:
+            found = log.best(workload, target, default_hash)
+            if found is not None and same_caches(found, target):
+                return found
+        return None
+
+    def outdated(self, workload: str, target: Target, default_hash: str) -> bool:
+        """Whether the user's own logs hold winners over other defaults only. (Shipped ones age by themselves.)"""
+        return any(log.outdated(workload, target, default_hash) for log in self.logs)
 
     def workload(self, workload: str) -> Any:
-        return next((found for log in self.logs if (found := log.workload(workload)) is not None), None)
+        every = (*self.logs, *self.shipped)
+        return next((found for log in every if (found := log.workload(workload)) is not None), None)
+
+
+def same_caches(record: Verdict, target: Target) -> bool:
+    """Whether first- and second-level caches are as large as where the record was measured.
+
+    Instruction set and thread count say little about a core; its caches tell one design from the other.
+    """
+    return all(record.target.get(name) == getattr(target, name) for name in ("l1_bytes", "l2_bytes"))
 
 
 def open_logs(path: str | Path | None, shipped: bool = True, target: Target | None = None) -> Logs:
@@ -38,9 +60,8 @@ def open_logs(path: str | Path | None, shipped: bool = True, target: Target | No
                 f"no tuning log at {folder}: there is no {RECORDS}; make one with `tvmx tune --log {folder}`"
             )
         logs.append(TuningLog(folder, readonly=True))
-    if shipped:
-        logs += [TuningLog(f, readonly=True) for f in shipped_folders(target)]
-    return Logs(tuple(logs))
+    ours = shipped_folders(target) if shipped else []
+    return Logs(tuple(logs), tuple(TuningLog(f, readonly=True) for f in ours))
 
 
 def shipped_folders(target: Target | None = None) -> list[Path]:

@@ -91,9 +91,7 @@ class TaskSearch:
         for trial in sorted(foreign, key=lambda t: t.seconds or 0.0)[:FOREIGN]:
             candidate = self._foreign(trial)
             self.seeds += [candidate] if candidate is not None else []
-        winner = tuning_log.best(self.task.workload, self.target)
-        if winner is not None and winner.default_hash == self.default_hash:
-            self.winner = winner
+        self.winner = tuning_log.best(self.task.workload, self.target, self.default_hash)
         related = [w for source in (tuning_log, *others) for w in source.related(self.task.workload, self.target)]
         for verdict in related:
             if verdict is not self.winner:

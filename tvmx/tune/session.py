@@ -84,7 +84,7 @@ class _Session:
         show: Callable[[Progress], None],
     ) -> None:
         self.log = tuning_log
-        self.others = open_logs(None, target=target).logs  # those that ship with tvmx
+        self.others = open_logs(None, target=target).shipped  # those that ship with tvmx
         self.target = target
         self.measurer = measurer
         self.config = config
@@ -257,8 +257,8 @@ class _Session:
             challenger.trace,
             REJECTED if reason else CONFIRMED,
             default_hash=search.default_hash,
-            default_s=samples[0],
-            run_s=samples[1],
+            default_s=_digits(samples[0]),
+            run_s=_digits(samples[1]),
             reason=reason,
         )
         self.log.append([verdict])
@@ -306,7 +306,7 @@ class _Session:
             candidate.trace,
             status,
             decisions=list(candidate.decisions),
-            run_s=samples if status == "OK" else [],
+            run_s=_digits(samples) if status == "OK" else [],
             error=error,
             default=default,
         )
@@ -336,6 +336,11 @@ class _Session:
         )
         spent = time.monotonic() - self.begin
         return Progress(rows, self.new_trials, self.max_trials, spent, self.time_budget_s, self.stage)
+
+
+def _digits(samples: Sequence[float]) -> list[float]:
+    """To five digits: more is noise that only fills the log."""
+    return [float(f"{s:.5g}") for s in samples]
 
 
 def speedup(rival: Sequence[float], challenger: Sequence[float]) -> float:
