@@ -46,13 +46,24 @@ def layout(target: Target) -> list[Pass]:
     ]
 
 
+def qdq(target: Target) -> list[Pass]:
+    """Quantised operators become integer ones; quantize and dequantize move, cancel or end up in epilogues."""
+    from tvm import relax
+
+    from tvmx.passes.qdq import qdq_passes
+
+    return [*qdq_passes(target), relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+
+
 def lower(target: Target) -> list[Pass]:
     """Operators become TensorIR; weights are packed now, since packing a constant is constant folding."""
     from tvm import relax
 
     from tvmx.passes.fold_kernels import fold_kernels
+    from tvmx.passes.legalize.early import legalize_early
 
     return [
+        legalize_early(target),
         relax.transform.LegalizeOps(legalizers(target)),
         # Right here: FuseOps would merge reshapes into their neighbours and turn views into copies.
         relax.transform.RewriteDataflowReshape(),
@@ -76,7 +87,7 @@ def fuse(target: Target) -> list[Pass]:
     ]
 
 
-PHASES: tuple[Phase, ...] = (canonicalize, layout, lower, fuse)
+PHASES: tuple[Phase, ...] = (canonicalize, layout, qdq, lower, fuse)
 
 
 def run_phases(mod: Any, target: Target, dump_dir: Path | None = None) -> Any:

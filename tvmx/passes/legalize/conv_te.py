@@ -37,19 +37,23 @@ class Window:
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
 
-def padded(x: Any, window: Window, rows: int, columns: int) -> Any:
-    """x[N, H, W, C] with zeros around it: [N, rows, columns, C], `x` itself when nothing is added."""
+def padded(x: Any, window: Window, rows: int, columns: int, dtype: str = "", fill: int = 0) -> Any:
+    """x[N, H, W, C] with `fill` around it, as `dtype` if given: [N, rows, columns, C]; `x` itself if it is the same."""
     from tvm import te, tirx
 
     n, h, w, c = x.shape
     top, left = window.pads[:2]
-    if (rows, columns) == (int(h), int(w)) and top == 0 and left == 0:
+    dtype = dtype or str(x.dtype)
+    inner = (rows, columns) == (int(h), int(w)) and top == 0 and left == 0
+    if inner and dtype == str(x.dtype):
         return x
-    zero = tirx.const(0, x.dtype)
+    around = tirx.const(fill, dtype)
 
     def value(b: Any, i: Any, j: Any, k: Any) -> Any:
-        inside = tirx.all(i >= top, i < h + top, j >= left, j < w + left)
-        return tirx.if_then_else(inside, x[b, i - top, j - left, k], zero)
+        element = x[b, i - top, j - left, k].astype(dtype)
+        if inner:
+            return element
+        return tirx.if_then_else(tirx.all(i >= top, i < h + top, j >= left, j < w + left), element, around)
 
     return te.compute((n, rows, columns, c), value, name="pad")
 
@@ -207,15 +211,19 @@ def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int)
     return te.compute((n, oh, ow, channels), value, name="unpack")
 
 
-def depthwise(x: Any, weight: Any, window: Window) -> Any:
-    """Depthwise convolution. x[N, H, W, C], weight[KH, KW, C] → [N, OH, OW, C]."""
+def depthwise(x: Any, weight: Any, window: Window, fill: int = 0) -> Any:
+    """Depthwise convolution in the weight's dtype. x[N, H, W, C], weight[KH, KW, C] → [N, OH, OW, C].
+
+    `fill` is what lies around the image.
+    """
     from tvm import te
 
     n, h, w, c = (int(d) for d in x.shape)
     kh, kw, _ = (int(d) for d in weight.shape)
     (sh, sw), (dh, dw) = window.strides, window.dilation
     oh, ow = window.output(h, w)
-    source = padded(x, window, (oh - 1) * sh + (kh - 1) * dh + 1, (ow - 1) * sw + (kw - 1) * dw + 1)
+    size = (oh - 1) * sh + (kh - 1) * dh + 1, (ow - 1) * sw + (kw - 1) * dw + 1
+    source = padded(x, window, *size, dtype=str(weight.dtype), fill=fill)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     out = te.compute(
         (n, oh, ow, c),

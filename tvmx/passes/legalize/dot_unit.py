@@ -1,0 +1,65 @@
+"""Which dot-product instruction an integer kernel is built on, and what it asks of its operands.
+
+Every unit is exact over the whole range of its operand types: accumulators are int32 and no intermediate saturates,
+except `maddubs`, which is only chosen for weights that cannot make it saturate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvmx.target import Target
+
+
+@dataclass(frozen=True)
+class DotUnit:
+    """`depth` products are added into each int32 lane by one step; activations and weights have these dtypes."""
+
+    name: str
+    data: str
+    weight: str
+    depth: int
+    macs_per_cycle: float  # of one core, where one float32 FMA of full vectors a cycle is `lanes("float32")`
+
+    @property
+    def data_bytes(self) -> int:
+        return np.dtype(self.data).itemsize
+
+
+def unit_of(target: Target, data: str, weight: str, values: np.ndarray | None = None) -> DotUnit:
+    """The fastest exact unit of `target` for operands of dtypes `data` × `weight`.
+
+    `values` are constant weights, reduction axis second to last ([..., K, N]), if known: weights small enough for the
+    16-bit sums of `vpmaddubsw` get it.
+    """
+    lanes = target.lanes("int32")
+    if weight == "int8" and target.arch == "x86_64" and target.vector_bytes >= 16:
+        if has_vnni(target):
+            return DotUnit("vnni", "uint8", "int8", 4, 4.0 * lanes)
+        if data == "uint8" and values is not None and target.has("ssse3") and fits_pairs(values):
+            return DotUnit("maddubs", "uint8", "int8", 4, 4.0 * lanes / 3)
+    if weight == "int8" and target.arch == "aarch64" and target.has("asimddp"):
+        return DotUnit("sdot", "int8", "int8", 4, 4.0 * lanes)
+    if target.arch == "x86_64":
+        return DotUnit("pair16", "int16", "int16", 2, 2.0 * lanes / (1 if target.has("avx512_vnni") else 2))
+    return DotUnit("plain", "int16", "int16", 1, 1.0 * lanes)
+
+
+def has_vnni(target: Target) -> bool:
+    """Has the target VPDPBUSD at its full vector width?"""
+    if target.vector_bytes == 64:
+        return target.has("avx512_vnni")
+    return target.vector_bytes == 32 and target.has("avx_vnni")
+
+
+def fits_pairs(weight: np.ndarray) -> bool:
+    """Can no sum of two neighbouring products of a uint8 and these int8 weights leave int16? K is second to last."""
+    w = weight.astype(np.int32)
+    if w.shape[-2] % 2:
+        w = np.concatenate([w, np.zeros_like(w[..., :1, :])], -2)
+    first, second = w[..., ::2, :], w[..., 1::2, :]
+    high = np.maximum(first, 0) + np.maximum(second, 0)
+    low = np.minimum(first, 0) + np.minimum(second, 0)
+    return bool((high * 255 <= 32767).all() and (low * 255 >= -32768).all())

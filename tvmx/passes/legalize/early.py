@@ -1,0 +1,59 @@
+"""Lowering of operators together with what defines their operands.
+
+LegalizeOps goes forward, so that an operator sees operands that are lowered already: a padding or a dequantisation
+is an opaque kernel by then. The operators here are lowered first, while definitions can still be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvmx.target import Target
+
+
+def legalize_early(target: Target) -> Any:
+    """The pass. A legalizer that returns None leaves its call for LegalizeOps."""
+    import tvm
+    from tvm import relax
+
+    from tvmx.passes.legalize import integer
+
+    table = integer.legalizers(target)
+
+    def run(mod: Any, _: Any) -> Any:
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                walker = _walker_class()(mod, table)
+                rewritten = walker.visit_expr(func)
+                mod = walker.builder_.get()
+                mod[gv] = rewritten
+        return relax.transform.DeadCodeElimination()(mod)
+
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.LegalizeEarly")
+
+
+_CLASS: Any = None
+
+
+def _walker_class() -> Any:
+    """The walker's class; made on first use because its base needs TVM."""
+    global _CLASS
+    if _CLASS is None:
+        import tvm
+        from tvm import relax
+
+        @relax.expr_functor.mutator
+        class EarlyWalker(relax.PyExprMutator):  # type: ignore[misc]
+            def __init__(self, mod: Any, table: dict[str, Callable[[Any, Any], Any]]) -> None:
+                super().__init__(mod)
+                self.table = table
+
+            def visit_call_(self, call: Any) -> Any:
+                call = self.builder_.normalize(super().visit_call_(call))
+                rule = self.table.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
+                found = None if rule is None else rule(self.builder_, call)
+                return call if found is None else found
+
+        _CLASS = EarlyWalker
+    return _CLASS

@@ -1,0 +1,342 @@
+"""Integer convolutions and products: 8-bit operands, int32 results, on the target's dot-product unit.
+
+What the qdq phase emits is plain Relax: `conv2d(pad(x, zero point), w, out_dtype="int32")` and
+`matmul(a, b, out_dtype="int32")` over int8, uint8 or int16 weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvmx.passes.legalize import conv_te, integer_te
+from tvmx.passes.legalize import matmul as float_matmul
+from tvmx.passes.legalize.conv import constant_of, emit, static_shape
+from tvmx.passes.legalize.conv_model import register_tile
+from tvmx.passes.legalize.conv_te import Window
+from tvmx.passes.legalize.dot_unit import DotUnit, unit_of
+from tvmx.passes.legalize.integer_te import IntegerProduct
+from tvmx.target import Target
+
+BYTES = ("int8", "uint8")
+WEIGHTS = ("int8", "int16")
+
+
+def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
+    """Integer cases by operator, for `legalize_early`; None for what is none."""
+    if target.kind != "cpu":
+        return {}
+    return {
+        "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, target) if is_integer(call) else None,
+        "relax.matmul": lambda bb, call: _matmul(bb, call, target) if is_integer(call) else None,
+        "relax.quantize": quantize,
+        "relax.dequantize": dequantize,
+    }
+
+
+def is_integer(call: Any) -> bool:
+    """Is this a product of 8-bit data?"""
+    x, w = (str(a.ty.dtype) for a in call.args[:2])
+    return x in BYTES and w in (*BYTES, *WEIGHTS)
+
+
+def offset_of(dtype: str, unit: DotUnit) -> int:
+    """What is added to data of `dtype` so that it fits the unit's dtype."""
+    return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, unit.data), 0)
+
+
+def _conv2d(bb: Any, call: Any, target: Target) -> Any:
+    """R.nn.conv2d over NHWC × HWIO with constant weights; None for another form."""
+    from tvm import relax
+
+    attrs = call.attrs
+    x, weight = call.args
+    if (attrs.data_layout, attrs.kernel_layout, str(attrs.out_layout)) != ("NHWC", "HWIO", "NHWC"):
+        return None
+    filters = constant_of(bb, weight)
+    pads = tuple(int(p) for p in attrs.padding)
+    x, pads, fill = through_padding(bb, x, pads)
+    shape = static_shape(x)
+    if filters is None or shape is None or str(filters.dtype) not in WEIGHTS:
+        return None
+    kh, kw, mine, out = filters.shape
+    groups = int(attrs.groups)
+    window = Window((kh, kw), _pair(attrs.strides), pads, _pair(attrs.dilation))  # type: ignore[arg-type]
+    if groups > 1 and mine == 1 and out == groups:
+        return _depthwise(bb, call, x, filters, window, fill)
+    data = str(x.ty.dtype)
+    unit = unit_of(target, data, str(filters.dtype), filters)
+    offset = offset_of(data, unit)
+    ow = window.output(*shape[1:3])[1]
+    count = integer_te.steps(mine, unit)
+    if window.is_pointwise and groups == 1:
+        return _pointwise(bb, x, filters[0, 0], unit, offset, target)
+    tile = register_tile(ow, out // groups, kh * kw * count, target)
+    packed = relax.const(integer_te.pack_filters(filters.astype(unit.weight), tile.panel, unit, groups))
+    args = [x, packed]
+    if offset:
+        args.append(relax.const(_correction(filters, offset, tile.panel, groups)))
+
+    def compute(a: Any, w: Any, c: Any = None) -> Any:
+        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups)
+
+    return emit(bb, compute, "conv2d_int8", *args)
+
+
+def through_padding(bb: Any, x: Any, pads: tuple[int, ...]) -> tuple[Any, tuple[int, ...], int]:
+    """Look through a constant pad of the two spatial axes: (input, all pads, fill value)."""
+    from tvm import relax
+    from tvm.ir import Call
+
+    bound = bb.lookup_binding(x) if isinstance(x, relax.Var) else x
+    if any(pads) or not isinstance(bound, Call) or getattr(bound.op, "name", "") != "relax.nn.pad":
+        return x, pads, 0
+    widths = [int(v) for v in bound.attrs.pad_width]
+    if bound.attrs.pad_mode != "constant" or any(widths[:2]) or any(widths[6:]):
+        return x, pads, 0
+    return bound.args[0], (widths[2], widths[4], widths[3], widths[5]), int(bound.attrs.pad_value)
+
+
+def _correction(filters: np.ndarray, offset: int, panel: int, groups: int) -> np.ndarray:
+    """-offset · (sum of each channel's weights), in the order of the packed panels."""
+    sums = -offset * filters.astype(np.int64).sum((0, 1, 2))
+    mine = len(sums) // groups
+    wide = np.zeros((groups, math.ceil(mine / panel) * panel), np.int32)
+    wide[:, :mine] = sums.reshape(groups, mine)
+    return wide.reshape(-1)
+
+
+def _pointwise(bb: Any, x: Any, matrix: np.ndarray, unit: DotUnit, offset: int, target: Target) -> Any:
+    from tvm import relax
+
+    n, h, w, depth = static_shape(x)  # type: ignore[misc]
+    out = matrix.shape[1]
+    p = _plan(1, n * h * w, out, depth, unit, target)
+    args = [x, relax.const(_panels(matrix, p))]
+    if offset:
+        args.append(relax.const(_correction(matrix[None, None], offset, p.panel, 1)))
+
+    def compute(a: Any, b: Any, c: Any = None) -> Any:
+        from tvm import te
+
+        def element(g: Any, m: Any, k: Any) -> Any:
+            return a[m // (h * w), m % (h * w) // w, m % w, k]
+
+        def finish(sums: Any) -> Any:
+            def value(b_: Any, i: Any, j: Any, o: Any) -> Any:
+                found = sums[0, (b_ * h + i) * w + j, o]
+                return found if c is None else found + c[o]
+
+            return te.compute((n, h, w, out), value, name="unpack")
+
+        left = integer_te.rows_of(element, str(a.dtype), p, offset)
+        return integer_te.product(left, b, p, finish)
+
+    return emit(bb, compute, "conv2d_1x1_int8", *args)
+
+
+def _depthwise(bb: Any, call: Any, x: Any, filters: np.ndarray, window: Window, fill: int) -> Any:
+    """One channel at a time there is nothing to dot: floats hold these sums exactly, and multiply as fast as int16."""
+    from tvm import relax, te
+
+    kh, kw, _, out = filters.shape
+    weight = relax.const(filters.reshape(kh, kw, out).astype("float32"))
+    dtype = str(call.ty.dtype)
+
+    def compute(a: Any, b: Any) -> Any:
+        sums = conv_te.depthwise(a, b, window, fill=fill)
+        return sums if dtype == "float32" else te.compute(sums.shape, lambda *i: sums(*i).astype(dtype), name="sums")
+
+    return emit(bb, compute, "depthwise_conv2d_int8", x, weight)
+
+
+def _plan(groups: int, m: int, n: int, k: int, unit: DotUnit, target: Target) -> IntegerProduct:
+    tile = register_tile(m, n, integer_te.steps(k, unit), target)
+    return IntegerProduct(groups, m, n, k, tile.rows, tile.panel, unit)
+
+
+def _panels(matrix: np.ndarray, p: IntegerProduct) -> np.ndarray:
+    """[k, n] → [1, P, steps, nb, depth]"""
+    packed = integer_te.pack_filters(matrix[None, None].astype(p.unit.weight), p.panel, p.unit)
+    return np.ascontiguousarray(packed[:, 0, 0])[None]
+
+
+def _matmul(bb: Any, call: Any, target: Target) -> Any:
+    """R.matmul of 8-bit operands, static shapes; None for another form."""
+    from tvm import relax
+
+    a, b = (float_matmul.operand(bb, arg) for arg in call.args)
+    out_shape = static_shape(call)
+    if a is None or b is None or out_shape is None or str(call.ty.dtype) != "int32" or 0 in out_shape:
+        return None
+    data, weight = (str(o.value.ty.dtype) for o in (a, b))
+    n, k = b.columns, a.columns
+    constant = constant_of(bb, b.value)
+    if constant is not None and math.prod(b.batch) == 1:
+        matrix = constant.reshape(constant.shape[-2:])
+        matrix = matrix.T if b.transposed else matrix
+        if matrix.dtype == np.uint8:
+            matrix = matrix.astype(np.int16)
+            weight = "int16"
+        unit = unit_of(target, data, weight, matrix)
+        plain = not a.transposed or math.prod(a.batch) == 1
+        if not plain:
+            return None
+        p = _plan(1, math.prod(out_shape[:-1]), n, k, unit, target)
+        offset = offset_of(data, unit)
+        args = [a.value, relax.const(_panels(matrix, p))]
+        if offset:
+            args.append(relax.const(_correction(matrix[None, None], offset, p.panel, 1)))
+
+        def shared(x: Any, w: Any, c: Any = None) -> Any:
+            rows = integer_te.rows_of(_flat_rows(a, x, out_shape), data, p, offset)
+            return integer_te.product(rows, w, p, _output(out_shape, c, lambda *i: (0, _flat(i, out_shape))))
+
+        return emit(bb, shared, "matmul_int8", *args)
+    groups = math.prod(out_shape[:-2])
+    unit = unit_of(target, data, weight)
+    offsets = offset_of(data, unit), -128 if weight == "uint8" and unit.weight == "int8" else 0
+    if any(offsets):
+        return None  # the qdq phase shifts operands first; a bare product of other signs is rare
+    p = _plan(groups, out_shape[-2], n, k, unit, target)
+
+    def batched(x: Any, y: Any) -> Any:
+        left = integer_te.rows_of(a.access(x, out_shape[:-2]), data, p, 0)
+        right = integer_te.panels_of(b.access(y, out_shape[:-2]), p, 0, groups)
+        return integer_te.product(left, right, p, _output(out_shape, None, lambda *i: _grouped(i, out_shape)))
+
+    return emit(bb, batched, "batch_matmul_int8", a.value, b.value)
+
+
+def _flat_rows(a: Any, tensor: Any, out_shape: tuple[int, ...]) -> integer_te.Access:
+    """Element (_, flat row, column) of a left operand whose batch and rows are one axis."""
+    inner = out_shape[-2] if len(out_shape) > 1 else 1
+
+    def element(g: Any, m: Any, k: Any) -> Any:
+        index: list[Any] = []
+        single = all(d == 1 for d in a.batch)
+        rest, row = (0, m) if single else (m // inner, m % inner)
+        for extent in reversed(a.batch):
+            index.append(0 if extent == 1 else rest % extent)
+            rest = rest // extent
+        pair = (k, row) if a.transposed else (row, k)
+        return tensor[tuple([*reversed(index), *pair])]
+
+    return element
+
+
+def _flat(index: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    flat: Any = 0
+    for i, extent in zip(index[:-1], shape[:-1]):
+        flat = i if isinstance(flat, int) and flat == 0 else flat * extent + i
+    return flat
+
+
+def _grouped(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, Any]:
+    flat: Any = 0
+    for i, extent in zip(index[:-2], shape[:-2]):
+        if extent != 1:
+            flat = i if isinstance(flat, int) and flat == 0 else flat * extent + i
+    return flat, index[-2]
+
+
+def _output(shape: tuple[int, ...], correction: Any, where: Callable[..., tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """The last block: sums at (group, row) into the output's own shape."""
+    from tvm import te
+
+    def finish(sums: Any) -> Any:
+        def value(*i: Any) -> Any:
+            found = sums[tuple([*where(*i), i[-1]])]
+            return found if correction is None else found + correction[i[-1]]
+
+        return te.compute(shape, value, name="unpack")
+
+    return finish
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    first, second = (int(v) for v in values)
+    return first, second
+
+
+def quantize(bb: Any, call: Any) -> Any:
+    """R.quantize: round half to even, add the zero point, saturate. (TVM's own rounds halves away from zero.)"""
+    from tvm import te, tirx
+
+    dtype, axis = str(call.attrs.out_dtype), int(call.attrs.axis)
+    if dtype not in BYTES or str(call.args[0].ty.dtype) != "float32":
+        return None
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    scale, zero, operands = _parameters(bb, call)
+
+    def compute(x: Any, *rest: Any) -> Any:
+        def value(*i: Any) -> Any:
+            s, z = _at(scale, rest, i, axis), _at(zero, rest, i, axis)
+            element = x(*i)
+            if not isinstance(s, float):
+                element = element / s
+            elif s != 1.0:
+                element = element / tirx.const(s, "float32")
+            steps = tirx.nearbyint(element)
+            if isinstance(z, float):
+                steps = tirx.max(tirx.min(steps, tirx.const(high - z, "float32")), tirx.const(low - z, "float32"))
+                wide = steps.astype("int32")
+                return (wide + tirx.const(int(z), "int32") if z else wide).astype(dtype)
+            steps = steps + z.astype("float32")
+            bounded = tirx.max(tirx.min(steps, tirx.const(high, "float32")), tirx.const(low, "float32"))
+            return bounded.astype("int32").astype(dtype)
+
+        return te.compute(x.shape, value, name="quantize")
+
+    return bb.call_te(compute, call.args[0], *operands, primfunc_name_hint="quantize")
+
+
+def dequantize(bb: Any, call: Any) -> Any:
+    """R.dequantize of 8- to 32-bit codes to float32: the difference in int32, then one product."""
+    from tvm import te, tirx
+
+    axis = int(call.attrs.axis)
+    if str(call.attrs.out_dtype) != "float32" or not str(call.args[0].ty.dtype).lstrip("u").startswith("int"):
+        return None
+    scale, zero, operands = _parameters(bb, call)
+
+    def compute(x: Any, *rest: Any) -> Any:
+        def value(*i: Any) -> Any:
+            s, z = _at(scale, rest, i, axis), _at(zero, rest, i, axis)
+            wide = x(*i).astype("int32")
+            if isinstance(z, float):
+                wide = wide - tirx.const(int(z), "int32") if z else wide
+            else:
+                wide = wide - z.astype("int32")
+            return wide.astype("float32") * (tirx.const(s, "float32") if isinstance(s, float) else s)
+
+        return te.compute(x.shape, value, name="dequantize")
+
+    return bb.call_te(compute, call.args[0], *operands, primfunc_name_hint="dequantize")
+
+
+def _parameters(bb: Any, call: Any) -> tuple[Any, Any, list[Any]]:
+    """(scale, zero, operands): each parameter a float when constant and single, else the index of its operand."""
+    operands: list[Any] = []
+    found: list[Any] = []
+    for arg in call.args[1:3]:
+        constant = constant_of(bb, arg)
+        if constant is not None and constant.size == 1:
+            found.append(float(constant.reshape(())))
+        else:
+            found.append(len(operands))
+            operands.append(arg)
+    return found[0], found[1], operands
+
+
+def _at(parameter: Any, operands: tuple[Any, ...], index: tuple[Any, ...], axis: int) -> Any:
+    """The parameter that serves the element at `index`."""
+    if isinstance(parameter, float):
+        return parameter
+    tensor = operands[parameter]
+    if all(getattr(d, "value", d) == 1 for d in tensor.shape):
+        return tensor[(0,) * len(tensor.shape)]
+    return tensor[index[axis]]

@@ -1,0 +1,218 @@
+"""Tensor expressions of integer products: 8-bit operands, int32 sums, the reduction cut to a dot unit's depth.
+
+    C[...] = sum A[..., d·k + i] · B[panel, ..., k, column, i]     i < depth: one step of the dot unit
+
+Every anchor carries `tvmx.op` and the name of its unit; the last block is a copy into the output's own shape, where
+elementwise epilogues (bias, requantisation, residual) join. A block `pack` brings activations into the unit's dtype,
+pads them with the zero point and the reduction to whole steps; it exists only where the operand cannot be read in
+place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmx.passes.legalize.conv_te import Window
+from tvmx.passes.legalize.dot_unit import DotUnit
+from tvmx.schedule.workload import OP_ANNOTATION
+
+UNIT_ANNOTATION = "tvmx.unit"
+TILE_ANNOTATION = "tvmx.tile"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Rows and columns around an image, as (top, left, bottom, right), filled with `value`."""
+
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    value: int = 0
+
+
+def _attrs(op: str, unit: DotUnit, tile: tuple[int, int]) -> dict[str, Any]:
+    return {OP_ANNOTATION: op, UNIT_ANNOTATION: unit.name, TILE_ANNOTATION: list(tile)}
+
+
+def steps(depth: int, unit: DotUnit) -> int:
+    """How many steps of the unit a reduction over `depth` channels takes."""
+    return math.ceil(depth / unit.depth)
+
+
+def image(x: Any, unit: DotUnit, offset: int, padding: Padding, rows: int, columns: int, groups: int = 1) -> Any:
+    """x[N, H, W, G·C] as the unit reads it: [N, rows, columns, G·steps·depth]; `x` itself where it fits already.
+
+    `offset` is added to every value and to the padding (128 turns int8 into uint8).
+    """
+    from tvm import te, tirx
+
+    n, h, w, channels = (int(d) for d in x.shape)
+    mine = channels // groups
+    wide = steps(mine, unit) * unit.depth
+    top, left = padding.pads[:2]
+    spatial = (rows, columns) != (h, w) or top or left
+    if not spatial and wide == mine and str(x.dtype) == unit.data and not offset:
+        return x
+
+    def value(b: Any, i: Any, j: Any, c: Any) -> Any:
+        channel = c if wide == mine else c // wide * mine + c % wide
+        element = convert(x[b, i - top, j - left, channel], unit.data, offset)
+        fill = tirx.const(padding.value + offset, unit.data)
+        if spatial:
+            inside = tirx.all(i >= top, i < h + top, j >= left, j < w + left)
+            element = tirx.if_then_else(inside, element, fill)
+        return element if wide == mine else tirx.if_then_else(c % wide < mine, element, tirx.const(0, unit.data))
+
+    return te.compute((n, rows, columns, groups * wide), value, name="pack")
+
+
+def convert(value: Any, dtype: str, offset: int) -> Any:
+    """An 8-bit value plus `offset` in the unit's dtype."""
+    from tvm import tirx
+
+    if not offset:
+        return value.astype(dtype)
+    return (value.astype("int16") + tirx.const(offset, "int16")).astype(dtype)
+
+
+def conv(
+    x: Any,
+    packed: Any,
+    channels: int,
+    window: Window,
+    unit: DotUnit,
+    rows: int,
+    offset: int,
+    fill: int,
+    correction: Any = None,
+    groups: int = 1,
+) -> Any:
+    """Integer convolution. x[N, H, W, G·K], packed[P, KH, KW, steps, nb, depth] → int32 [N, OH, OW, channels].
+
+    `rows` is the register tile along an output row; `correction` [P·nb] int32 is added to the sums.
+    """
+    from tvm import te
+
+    n, h, w, _ = (int(d) for d in x.shape)
+    panels, kh, kw, count, width, depth = (int(d) for d in packed.shape)
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    oh, ow = window.output(h, w)
+    columns = math.ceil(ow / rows) * rows
+    top, left = window.pads[:2]
+    needed = (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1
+    plain = not any(window.pads) and needed[0] <= h and needed[1] <= w
+    size = (h, w) if plain else needed
+    source = image(x, unit, offset, Padding((top, left, 0, 0), fill), *size, groups)
+    ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
+    k, ki = te.reduce_axis((0, count), "k"), te.reduce_axis((0, depth), "ki")
+
+    def product(b: Any, i: Any, j: Any, o: Any) -> Any:
+        step = k if groups == 1 else o // width // (panels // groups) * count + k
+        a = source[b, i * sh + ry * dh, j * sw + rx * dw, step * depth + ki]
+        return te.sum(a.astype("int32") * packed[o // width, ry, rx, k, o % width, ki].astype("int32"), [ry, rx, k, ki])
+
+    mine, stored = channels // groups, panels // groups * width
+    detached = mine != stored and groups > 1
+    op = "dot_conv_detached" if detached else "dot_conv"
+    out = te.compute((n, oh, columns, panels * width), product, name="dot", attrs=_attrs(op, unit, (rows, width)))
+
+    def value(b: Any, i: Any, j: Any, o: Any) -> Any:
+        at = o // mine * stored + o % mine if detached else o
+        found = out[b, i, j, at]
+        return found if correction is None else found + correction[at]
+
+    return te.compute((n, oh, ow, channels), value, name="unpack")
+
+
+@dataclass(frozen=True)
+class IntegerProduct:
+    """`groups` products of m × k by k × n in tiles of `rows` × `panel`; all static."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+    rows: int
+    panel: int
+    unit: DotUnit
+
+    @property
+    def panels(self) -> int:
+        return math.ceil(self.n / self.panel)
+
+    @property
+    def padded_m(self) -> int:
+        return math.ceil(self.m / self.rows) * self.rows
+
+    @property
+    def steps(self) -> int:
+        return steps(self.k, self.unit)
+
+    @property
+    def wide_k(self) -> int:
+        return self.steps * self.unit.depth
+
+
+Access = Callable[[Any, Any, Any], Any]
+
+
+def rows_of(a: Access, dtype: str, p: IntegerProduct, offset: int) -> Access:
+    """A as the unit reads it: in place where it fits, else a block `pack` [groups, m, wide k]."""
+    from tvm import te, tirx
+
+    if dtype == p.unit.data and not offset and p.wide_k == p.k:
+        return lambda g, m, k: a(g, m if p.padded_m == p.m else tirx.min(m, p.m - 1), k)
+
+    def value(g: Any, m: Any, k: Any) -> Any:
+        element = convert(a(g, m, k), p.unit.data, offset)
+        return element if p.wide_k == p.k else tirx.if_then_else(k < p.k, element, tirx.const(0, p.unit.data))
+
+    packed = te.compute((p.groups, p.m, p.wide_k), value, name="pack")
+    return lambda g, m, k: packed[g, m if p.padded_m == p.m else tirx.min(m, p.m - 1), k]
+
+
+def panels_of(b: Access, p: IntegerProduct, offset: int, groups: int) -> Any:
+    """A computed B in panels [groups, P, steps, nb, depth], its values plus `offset`; zeros past n and k."""
+    from tvm import te, tirx
+
+    def value(g: Any, q: Any, k: Any, j: Any, i: Any) -> Any:
+        row, column = k * p.unit.depth + i, q * p.panel + j
+        inside = []
+        if p.n % p.panel:
+            inside.append(column < p.n)
+        if p.wide_k != p.k:
+            inside.append(row < p.k)
+        element = convert(b(g, row, column), p.unit.weight, offset)
+        return tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, p.unit.weight)) if inside else element
+
+    return te.compute((groups, p.panels, p.steps, p.panel, p.unit.depth), value, name="pack_b")
+
+
+def product(a: Access, panels: Any, p: IntegerProduct, finish: Callable[[Any], Any]) -> Any:
+    """`finish(sums)` of sums int32 [groups, padded m, P·nb]; `panels` [groups or 1, P, steps, nb, depth]."""
+    from tvm import te
+
+    shared = int(panels.shape[0]) == 1
+    k, ki = te.reduce_axis((0, p.steps), "k"), te.reduce_axis((0, p.unit.depth), "ki")
+
+    def body(g: Any, m: Any, j: Any) -> Any:
+        left = a(g, m, k * p.unit.depth + ki).astype("int32")
+        right = panels[0 if shared else g, j // p.panel, k, j % p.panel, ki].astype("int32")
+        return te.sum(left * right, [k, ki])
+
+    shape = (p.groups, p.padded_m, p.panels * p.panel)
+    return finish(te.compute(shape, body, name="dot", attrs=_attrs("dot_matmul", p.unit, (p.rows, p.panel))))
+
+
+def pack_filters(weight: np.ndarray, width: int, unit: DotUnit, groups: int = 1) -> np.ndarray:
+    """weight[KH, KW, K, G·O] → [G·⌈O/width⌉, KH, KW, steps, width, depth], zeros past O and K."""
+    kh, kw, depth, out = weight.shape
+    mine = out // groups
+    panels, count = math.ceil(mine / width), steps(depth, unit)
+    wide = np.zeros((kh, kw, count * unit.depth, groups, panels * width), unit.weight)
+    wide[:, :, :depth, :, :mine] = weight.reshape(kh, kw, depth, groups, mine)
+    split = wide.reshape(kh, kw, count, unit.depth, groups * panels, width)
+    return np.ascontiguousarray(split.transpose(4, 0, 1, 2, 5, 3))

@@ -1,0 +1,274 @@
+"""op(dequantize(x), dequantize(w))  →  the integer operator with its int32 sums scaled to floats.
+
+What follows (bias, residual, activation, quantize) is element-wise and becomes the integer kernel's epilogue when
+kernels are fused: no float tensor is written.
+
+    sum (x - zx)(w - zw) = sum x·(w - zw) - zx · sum (w - zw)      the last term is a constant per output channel
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from tvmx.passes.constants import as_array, as_constant
+from tvmx.passes.legalize.dot_unit import unit_of
+from tvmx.passes.qdq.params import RANGE, Dequantized, QParams, dequantized, fits
+from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of
+from tvmx.target import Target
+
+EXACT_FLOAT = 1 << 24
+
+
+def integer_conv(target: Target, scope: Scope, call: Any) -> Any:
+    """conv2d over NHWC."""
+    from tvm import relax
+
+    x, w = (dequantized(scope, a) for a in call.args)
+    refusal = _operands(x, w)
+    if refusal is not None:
+        return refusal
+    assert isinstance(x, Dequantized)
+    assert isinstance(w, Dequantized)
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO"):
+        return Refusal(f"layout {attrs.data_layout}, {attrs.kernel_layout} has no integer kernel")
+    codes = as_array(scope.definition(w.codes))
+    if codes is None:
+        return Refusal("the weights are not constant")
+    if w.params.axis not in (None, 3):
+        return Refusal(f"weights are scaled along axis {w.params.axis}, not per output channel")
+    if not all(isinstance(d, int) for d in dims_of(x.codes) or (None,)):
+        return Refusal("a dimension of the input is symbolic")
+    _, _, mine, out = codes.shape
+    groups = int(attrs.groups)
+    scale, zero = w.params.along(out)
+    weights = codes.astype(np.int64) - zero
+    depthwise = groups > 1 and mine == 1 and out == groups
+    bound = int(np.abs(weights).sum((0, 1, 2)).max(initial=0)) * 255
+    if depthwise and bound >= EXACT_FLOAT:
+        return Refusal("a depthwise window of more than 2^24 is not exact")
+    if bound >= 1 << 31:
+        return Refusal("the sums may leave int32")
+    data, params = x.codes, x.params
+    pads = [int(p) for p in attrs.padding]
+    if any(pads):
+        widths = [0, 0, pads[0], pads[2], pads[1], pads[3], 0, 0]
+        data = scope.emit(relax.op.nn.pad(data, widths, "constant", float(params.zero)))
+    sums = scope.emit(
+        relax.op.nn.conv2d(
+            data,
+            as_constant(weights.astype("int8" if fits(weights, "int8") else "int16")),
+            strides=attrs.strides,
+            padding=[0, 0, 0, 0],
+            dilation=attrs.dilation,
+            groups=groups,
+            data_layout="NHWC",
+            kernel_layout="HWIO",
+            out_dtype="float32" if depthwise else "int32",
+        )
+    )
+    offset = -int(params.zero) * weights.sum((0, 1, 2))
+    return _scaled(scope, sums, offset, params.scale.astype(np.float64) * scale.astype(np.float64))
+
+
+def integer_matmul(target: Target, scope: Scope, call: Any) -> Any:
+    """matmul of two dequantised operands, the right one constant or computed."""
+    a, b = (dequantized(scope, arg) for arg in call.args)
+    refusal = _operands(a, b)
+    if refusal is not None:
+        return refusal
+    assert isinstance(a, Dequantized)
+    assert isinstance(b, Dequantized)
+    rank = len(dims_of(b.codes) or ())
+    if rank < 2 or len(dims_of(a.codes) or ()) < 2:
+        return Refusal("a vector operand")
+    if b.params.axis not in (None, rank - 1):
+        return Refusal(f"the right operand is scaled along axis {b.params.axis}, which is summed over")
+    if not all(isinstance(d, int) for e in (a.codes, b.codes, call) for d in dims_of(e) or (None,)):
+        return Refusal("a dimension is symbolic")
+    n = int((dims_of(call) or ())[-1])
+    scale, zero = b.params.along(n)
+    scales = a.params.scale.astype(np.float64) * scale.astype(np.float64)
+    codes = as_array(scope.definition(b.codes))
+    if codes is None and b.params.axis is not None:
+        return Refusal("a computed right operand is scaled per column")
+    if codes is not None and codes.ndim == 2:
+        weights = codes.astype(np.int64) - zero
+        if int(np.abs(weights).sum(0).max(initial=0)) * 255 >= 1 << 31:
+            return Refusal("the sums may leave int32")
+        from tvm import relax
+
+        constant = as_constant(weights.astype("int8" if fits(weights, "int8") else "int16"))
+        sums = scope.emit(relax.op.matmul(a.codes, constant, "int32"))
+        return _scaled(scope, sums, -int(a.params.zero) * weights.sum(0), scales)
+    return _dynamic_matmul(target, scope, a, b, scales)
+
+
+def _dynamic_matmul(target: Target, scope: Scope, a: Dequantized, b: Dequantized, scales: np.ndarray) -> Any:
+    """Both operands computed: zero points are corrected by sums over rows and columns.
+
+    sum (a - za)(b - zb) = sum ab - za · sum_k b - zb · sum_k a + K·za·zb
+    """
+    from tvm import relax
+
+    op = relax.op
+    unit = unit_of(target, a.params.dtype, "int8")
+    wants = {"vnni": ("uint8", "int8"), "sdot": ("int8", "int8")}.get(unit.name)
+    if wants is not None:
+        a, b = as_signed(scope, a, wants[0]), as_signed(scope, b, wants[1])
+    za, zb = int(a.params.zero), int(b.params.zero)
+    sums = scope.emit(op.matmul(a.codes, b.codes, "int32"))
+    depth = (dims_of(a.codes) or ())[-1]
+    if za:
+        columns = scope.emit(op.sum(scope.emit(op.astype(b.codes, "int32")), [-2], True))
+        sums = scope.emit(op.subtract(sums, scope.emit(op.multiply(columns, relax.const(za, "int32")))))
+    if zb:
+        rows = scope.emit(op.sum(scope.emit(op.astype(a.codes, "int32")), [-1], True))
+        rows = scope.emit(op.multiply(rows, relax.const(zb, "int32")))
+        if za:
+            rows = scope.emit(op.subtract(rows, relax.const(za * zb * int(depth), "int32")))
+        sums = scope.emit(op.subtract(sums, rows))
+    return _scaled(scope, sums, np.zeros(1, np.int64), scales)
+
+
+def as_signed(scope: Scope, x: Dequantized, dtype: str) -> Dequantized:
+    """The same values in codes of the other 8-bit dtype; below a transpose, so that the kernel still sees that."""
+    from tvm import relax
+
+    if x.params.dtype == dtype:
+        return x
+    by = 128 if dtype == "uint8" else -128
+    transpose = scope.call(x.codes, "permute_dims")
+    if transpose is not None:
+        moved = scope.emit(shift(scope, transpose.args[0], dtype))
+        codes = scope.emit(relax.op.permute_dims(moved, transpose.attrs.axes))
+    else:
+        codes = scope.emit(shift(scope, x.codes, dtype))
+    return Dequantized(codes, x.params.shifted(by, dtype))
+
+
+def shift(scope: Scope, codes: Any, dtype: str) -> Any:
+    """uint8 → int8 by -128, or back; the same bits but the highest."""
+    from tvm import relax
+
+    wide = scope.emit(relax.op.astype(codes, "int16"))
+    moved = scope.emit(relax.op.add(wide, relax.const(128 if dtype == "uint8" else -128, "int16")))
+    return relax.op.astype(moved, dtype)
+
+
+def shifted(scope: Scope, expr: Any) -> Any | None:
+    """The codes under a `shift`, else None."""
+    cast = scope.call(expr, "astype")
+    if cast is None or dtype_of(cast) not in RANGE:
+        return None
+    add = scope.call(cast.args[0], "add")
+    if add is None or dtype_of(add) != "int16":
+        return None
+    amount = as_array(add.args[1])
+    wide = scope.call(add.args[0], "astype")
+    if amount is None or amount.size != 1 or wide is None or dtype_of(wide.args[0]) not in RANGE:
+        return None
+    expected = 128 if dtype_of(cast) == "uint8" else -128
+    return wide.args[0] if int(amount.reshape(())) == expected and dtype_of(wide.args[0]) != dtype_of(cast) else None
+
+
+def _operands(x: Any, w: Any) -> Refusal | None:
+    """Why the operands are no pair of dequantised 8-bit tensors."""
+    if x is None and w is None:
+        return Refusal("neither operand is quantised")
+    for name, operand in (("input", x), ("weights", w)):
+        if operand is None:
+            return Refusal(f"the {name} are float" if name == "weights" else "the input is float")
+        if isinstance(operand, Refusal):
+            return operand
+        if operand.params.dtype not in RANGE:
+            return Refusal(f"the {name} codes are {operand.params.dtype}, not 8-bit")
+    if not x.params.per_tensor:
+        return Refusal("the input is scaled per channel")
+    return None
+
+
+def _scaled(scope: Scope, sums: Any, offset: np.ndarray, scales: np.ndarray) -> Any:
+    """(sums + offset) · scales in float32; `sums` are int32 or exact floats."""
+    from tvm import relax
+
+    if offset.any():
+        sums = scope.emit(relax.op.add(sums, as_constant(offset.astype(dtype_of(sums)))))
+    if dtype_of(sums) != "float32":
+        sums = scope.emit(relax.op.astype(sums, "float32"))
+    factor = scales.astype(np.float32)
+    return relax.op.multiply(sums, as_constant(factor[0] if (factor == factor[0]).all() else factor))
+
+
+def matmul_of_casts(target: Target, scope: Scope, call: Any) -> Any:
+    """matmul(int32(a), int32(b)) of 8-bit a and b, as MatMulInteger imports, without widening the operands."""
+    from tvm import relax
+
+    if dtype_of(call) != "int32":
+        return None
+    a, b = (_narrow(scope, arg) for arg in call.args)
+    if a is None or b is None:
+        return None
+    if dtype_of(a) not in RANGE:
+        return Refusal("the left operand is wider than 8 bits")
+    if not all(isinstance(d, int) for e in (a, b, call) for d in dims_of(e) or (None,)):
+        return Refusal("a dimension is symbolic")
+    if any(len(dims_of(e) or ()) < 2 for e in (a, b)):
+        return Refusal("a vector operand")
+    constant = as_array(b)
+    if constant is not None and constant.ndim == 2:
+        if dtype_of(b) == "uint8":  # 128 less, and the rows' sums make up for it
+            moved = scope.emit(
+                relax.op.matmul(a, as_constant((constant.astype(np.int16) - 128).astype(np.int8)), "int32")
+            )
+            rows = scope.emit(relax.op.sum(scope.emit(relax.op.astype(a, "int32")), [-1], True))
+            return relax.op.add(moved, scope.emit(relax.op.multiply(rows, relax.const(128, "int32"))))
+        return relax.op.matmul(a, b, "int32")
+    if dtype_of(b) not in RANGE:
+        return Refusal("the right operand is wider than 8 bits")
+    one = QParams(np.ones((), np.float32), np.zeros((), np.int64), None, "")
+    unit = unit_of(target, dtype_of(a), "int8")
+    wants = {"vnni": ("uint8", "int8"), "sdot": ("int8", "int8")}.get(unit.name)
+    if wants is None or (dtype_of(a), dtype_of(b)) == wants:
+        return relax.op.matmul(a, b, "int32")
+    left = as_signed(scope, Dequantized(a, QParams(one.scale, one.zero, None, dtype_of(a))), wants[0])
+    right = as_signed(scope, Dequantized(b, QParams(one.scale, one.zero, None, dtype_of(b))), wants[1])
+    za, zb = int(left.params.zero), int(right.params.zero)
+    depth = int((dims_of(a) or ())[-1])
+    sums = scope.emit(relax.op.matmul(left.codes, right.codes, "int32"))
+    if za:
+        columns = scope.emit(relax.op.sum(scope.emit(relax.op.astype(right.codes, "int32")), [-2], True))
+        sums = scope.emit(relax.op.subtract(sums, scope.emit(relax.op.multiply(columns, relax.const(za, "int32")))))
+    if zb:
+        rows = scope.emit(relax.op.sum(scope.emit(relax.op.astype(left.codes, "int32")), [-1], True))
+        rows = scope.emit(relax.op.multiply(rows, relax.const(zb, "int32")))
+        sums = scope.emit(relax.op.subtract(sums, rows))
+    if za and zb:
+        sums = scope.emit(relax.op.add(sums, relax.const(za * zb * depth, "int32")))
+    return sums
+
+
+def _narrow(scope: Scope, expr: Any) -> Any | None:
+    """The 8-bit tensor under a cast to int32, or a constant int32 that 8 or 9 bits hold."""
+    cast = scope.call(expr, "astype")
+    if cast is not None and dtype_of(cast.args[0]) in RANGE:
+        return cast.args[0]
+    array = as_array(scope.definition(expr))
+    if array is None:
+        return None
+    for dtype in ("int8", "uint8", "int16"):
+        if fits(array, dtype) and (dtype != "int16" or np.abs(array).max(initial=0) <= 510):
+            return as_constant(array.astype(dtype))
+    return None
+
+
+def rules(target: Target) -> tuple[RewriteRule, ...]:
+    """The rules that put integer operators in place of float ones."""
+    return (
+        RewriteRule("integer_conv2d", ("nn.conv2d",), functools.partial(integer_conv, target)),
+        RewriteRule("integer_matmul", ("matmul",), functools.partial(integer_matmul, target)),
+        RewriteRule("matmul_of_casts", ("matmul",), functools.partial(matmul_of_casts, target)),
+    )
