@@ -22,6 +22,9 @@ bench: $(VENV)/.installed-bench
 conformance: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.conformance.run --all
 
+notebook: $(VENV)/.installed-notebook
+	$(BIN)/jupyter-execute notebooks/*.ipynb
+
 # Installed editable, so that the sources are what runs; the stamp renews when dependencies change.
 $(VENV)/.installed-%: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from hypothesis import given
@@ -91,11 +92,63 @@ def test_hash_is_equal_in_two_processes() -> None:
     assert runs == [workload_hash(matmul())] * 2
 
 
-def test_the_default_is_the_first_space_under_its_given_decisions(target: Target) -> None:
-    spaces = spaces_for(task(), target)
-    default = spaces[0].candidate(spaces[0].given)
-    assert default is not None
-    assert schedule_hash(default.func) == schedule_hash(apply_default(task().func, target).func)
+@pytest.fixture(scope="module")
+def kernels(target: Target) -> list[Task]:
+    """Kernels of convolutions (Winograd, direct, 1x1, depthwise), matrix products, pooling, softmax."""
+    from onnx import helper
+
+    from tests.onnx_models import convnet, model
+    from tvmx.api import import_onnx, lower
+
+    rng = np.random.default_rng(0)
+    depthwise, pointwise = (rng.standard_normal(s).astype("float32") for s in ((16, 1, 3, 3), (32, 16, 1, 1)))
+    nodes = [
+        helper.make_node("Conv", ["x", "depthwise"], ["d"], pads=[1, 1, 1, 1], group=16),
+        helper.make_node("Conv", ["d", "pointwise"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Softmax", ["m"], ["y"], axis=1),
+    ]
+    weights = {"depthwise": depthwise, "pointwise": pointwise}
+    mobile = model(nodes, {"x": (1, 16, 14, 14)}, {"y": (1, 32, 7, 7)}, weights)
+    return [t for m in (convnet(), mobile) for t in extract_tasks(lower(import_onnx(m), target).mod)]
+
+
+def test_the_default_is_one_point_of_its_space(target: Target, kernels: list[Task]) -> None:
+    """The one that the analytical model chose; other decisions give other schedules of the same kernel."""
+    rules = set()
+    for t in kernels:
+        space = spaces_for(t, target)[0]
+        default = space.candidate(space.given)
+        assert default is not None
+        assert schedule_hash(default.func) == schedule_hash(apply_default(t.func, target).func)
+        assert apply_default(t.func, target).rule == space.name
+        rules.add(space.name)
+        if space.choices:
+            drawn = (space.candidate([None] * len(space.choices), seed) for seed in range(8))
+            assert any(c is not None and schedule_hash(c.func) != schedule_hash(default.func) for c in drawn)
+    assert rules >= {"cpu.conv2d_winograd", "cpu.conv2d", "cpu.conv2d_1x1", "cpu.depthwise_conv2d", "cpu.matmul"}
+
+
+def test_points_of_every_space_compute_the_same(target: Target, kernels: list[Task]) -> None:
+    """A point may fail to build, as a trial may; it may not compute something else."""
+    from tvmx.tune.measure import MeasureConfig, Measurer
+
+    rng = random.Random(5)
+    outcomes: list[str] = []
+    with Measurer(target, MeasureConfig(repeat=1, min_repeat_ms=0.01)) as measurer:
+        for t in kernels[:6]:
+            spaces = spaces_for(t, target)
+            drawn = [s.candidate([draw(c, rng) for c in s.choices]) for s in spaces if s.choices]
+            funcs = [apply_default(t.func, target).func, *(c.func for c in drawn if c is not None)]
+            builds = measurer.build(funcs)
+            assert builds[0].status == "OK"
+            for func, build in zip(funcs, builds):
+                outcomes.append(build.status)
+                if build.status == "OK":
+                    outcomes[-1] = measurer.trial(t.func, builds[0], build, float("inf")).status
+                    assert outcomes[-1] == "OK", f"{t.name}:\n{func}"
+    assert outcomes.count("OK") > 0.7 * len(outcomes), outcomes
+    assert set(outcomes) <= {"OK", "BUILD_ERROR"}
 
 
 def test_candidates_differ_and_replay_from_their_json(space: Space) -> None:
@@ -156,8 +209,6 @@ def test_evolve_finds_what_the_score_wants(space: Space) -> None:
 
 
 def test_metaschedule_spaces_compute_the_same(target: Target) -> None:
-    import numpy as np
-
     t = task()
     spaces = metaschedule_spaces(t, target)
     assert spaces
@@ -171,13 +222,9 @@ def test_metaschedule_spaces_compute_the_same(target: Target) -> None:
         assert schedule_hash(replay(t.func, json.loads(json.dumps(c.trace)))) == schedule_hash(c.func)
 
 
-def test_a_space_generator_that_raises_gives_way_to_a_simpler_one(target: Target) -> None:
+def test_a_space_generator_that_raises_gives_way_to_a_simpler_one(target: Target, kernels: list[Task]) -> None:
     """Multi-level tiling cannot move the output transform of a Winograd convolution."""
-    from tests.onnx_models import convnet
-    from tvmx.api import import_onnx, lower
-
-    tasks = extract_tasks(lower(import_onnx(convnet()), target).mod)
-    winograd = next(t for t in tasks if "winograd" in t.name)
+    winograd = next(t for t in kernels if "winograd" in t.name)
     names = [s.name for s in spaces_for(winograd, target)]
     assert names[0] == "cpu.conv2d_winograd"
     assert any(n.startswith("metaschedule.") for n in names)
