@@ -28,6 +28,7 @@ from tvmx.tune.task import Task
 
 log = logging.getLogger(__name__)
 
+DEFAULTS = 8  # trials 0 that are built at a time
 SIDE_BY_SIDE_SLACK = 0.01  # the median of ratios is the noisier view: it may only veto a clear loss
 
 
@@ -106,10 +107,10 @@ class _Session:
         self.searches = [TaskSearch(t, self.target, self.config, self.rng) for t in tasks]
         self.model = CostModel(self.target)
         self.stage = "measuring the defaults"
-        for search in self.searches:
+        for start in range(0, len(self.searches), DEFAULTS):
             if self.over():
                 break
-            self.measure_default(search)
+            self.measure_defaults(self.searches[start : start + DEFAULTS])
         self.stage = "searching"
         while self.searches and not self.over():
             peak = max((s.rate for s in self.searches), default=0.0)
@@ -167,19 +168,32 @@ class _Session:
         in_time = int(self.left_s / self.pace_s) if self.pace_s else self.config.batch
         return max(1, min(self.max_trials - self.new_trials, in_time))
 
-    def measure_default(self, search: TaskSearch) -> None:
-        """Trial 0. A task whose default fails is not searched: there is nothing to compare with."""
-        self.active = search
-        self.log.add_workload(search.task.func, search.task.name)
-        with self.guard(search):
-            search.prepare(self.log, self.model, self.others)
-        if search.default is None or search.exhausted:
-            return
-        build = self.measurer.build([search.default.func])[0]
-        search.default_build = build
+    def measure_defaults(self, searches: Sequence[TaskSearch]) -> None:
+        """Trial 0 of some tasks. A task whose default fails is not searched: there is nothing to compare with."""
+        ready = []
+        with self.clock("search"):
+            for search in searches:
+                self.active = search
+                self.log.add_workload(search.task.func, search.task.name)
+                with self.guard(search):
+                    search.prepare(self.log, self.model, self.others)
+                if search.default is not None and not search.exhausted:
+                    ready.append(search)
+        with self.clock("build"):
+            builds = self.measurer.build([s.default.func for s in ready if s.default is not None], self.stop)
+        for search, build in zip(ready, builds):
+            if build.status == "SKIPPED" or self.stop() or self.new_trials >= self.max_trials:
+                build.delete()
+            else:
+                self.measure_default(search, build)
+
+    def measure_default(self, search: TaskSearch, build: Built) -> None:
+        assert search.default is not None
+        self.active, search.default_build = search, build
         status, samples, error = build.status, [], build.error
         if build.path is not None:
-            outcome = self.measurer.trial(search.task.func, build, build, float("inf"))
+            with self.clock("run"):
+                outcome = self.measurer.trial(search.task.func, build, build, float("inf"))
             status, samples, error = outcome.status, list(outcome.samples[0]), outcome.error
         seconds = self.append_trial(search, search.default, status, samples, error, default=True)
         self.model.add(search.task, [search.default], [seconds])
