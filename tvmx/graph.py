@@ -57,6 +57,14 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """Two dims that the program needs equal, which only the shapes of a run can tell."""
+
+    left: Dimension
+    right: Dimension
+
+
+@dataclass(frozen=True)
 class Graph:
     """A straight line of kernel calls. `inputs` and `outputs` keep the model's own names and order.
 
@@ -71,6 +79,7 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     public_names: dict[str, str] = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
 
     def storage(self, name: str) -> str:
         """The tensor that owns the bytes of `name`: the end of its alias chain."""

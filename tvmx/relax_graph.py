@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.graph import COPY, Dimension, Graph, Node, NotStraightLine, Shape, Tensor, TensorKind
+from tvmx.graph import COPY, Dimension, Graph, Guard, Node, NotStraightLine, Shape, Tensor, TensorKind
 from tvmx.kernel_facts import KernelFacts, kernel_facts
 
 _VIEW_OPS = frozenset({"relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.memory.view"})
 _IDENTITY_OPS = frozenset({"relax.builtin.stop_lift_params", "relax.annotate.memory_scope"})
-_VIEW_BUILTINS = frozenset({"vm.builtin.reshape", "vm.builtin.view"})
+_AGREEMENT = "runtime.TVMTensorCreateView"  # what relax.memory.view is legalised to
+_VIEW_BUILTINS = frozenset({"vm.builtin.reshape", "vm.builtin.view", _AGREEMENT})
 
 
 def extract(mod: Any, input_names: Sequence[str], output_names: Sequence[str], name: str) -> Graph:
@@ -86,6 +87,7 @@ class _Reader:
         self.values: dict[Any, Any] = {}
         self.facts: dict[str, KernelFacts] = {}
         self._constant_names: dict[tuple[str, Shape, bytes], str] = {}
+        self.guards: list[Guard] = []
 
     def read_main(self) -> list[str]:
         """Read every binding; the names of the tensors that main returns."""
@@ -117,6 +119,14 @@ class _Reader:
             return
         self.values[binding.var] = self._bound(binding.var, binding.value)
 
+    def _guard(self, source: str, view: str) -> None:
+        """The view is right where its dims are those of `source` (`tvmx.frontend.agree`)."""
+        held, wanted = self.tensors[source].shape, self.tensors[view].shape
+        assert len(held) == len(wanted), f"{view} is a view of another rank"
+        for guard in (Guard(a, b) for a, b in zip(held, wanted) if a != b):
+            if guard not in self.guards:
+                self.guards.append(guard)
+
     def _bound(self, var: Any, value: Any) -> Any:
         from tvm import relax
         from tvm.ir import Call
@@ -132,7 +142,12 @@ class _Reader:
             return self._value(value.args[0])
         if op in _VIEW_OPS or (op == "relax.call_pure_packed" and _packed_name(value) in _VIEW_BUILTINS):
             source = self._value(value.args[0] if op in _VIEW_OPS else value.args[1])
-            return self._add(self._fresh(var.name), var.ty, "intermediate", alias_of=source)
+            view = self._add(self._fresh(var.name), var.ty, "intermediate", alias_of=source)
+            if op == "relax.memory.view" or _packed_name(value) == _AGREEMENT:
+                self._guard(source, view)
+            return view
+        if op == "relax.null_value":
+            return None  # an argument of memory.view that is left out
         if op == "relax.shape_of":
             return None  # only dims bound by match_cast matter, and those are refused
         raise NotStraightLine(f"{var.name} calls {op}" + (f" {_packed_name(value)}" if "packed" in op else ""))
@@ -267,6 +282,7 @@ def _with_outputs(
         nodes=tuple(dataclasses.replace(n, inputs=rename(n.inputs), outputs=rename(n.outputs)) for n in nodes),
         constants=reader.constants,
         public_names=public,
+        guards=tuple(reader.guards),
     )
 
 

@@ -79,6 +79,7 @@ def entry_manifest(
         "outputs": [_public(graph, n) for n in graph.outputs],
         "dims": {name: list(r) for name, r in bounds.ranges.items()},
         "checks": [{"input": c.input, "low": c.low, "high": c.high, "node": c.node} for c in checks],
+        "guards": [[g.left, g.right] for g in graph.guards],
         "values": list(source.expressions),
         "tensors": [
             {

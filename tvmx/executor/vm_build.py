@@ -112,6 +112,7 @@ def _entry(program: EntryProgram) -> dict[str, Any]:
             {"input": c.input, "low": c.low, "high": c.high, "node": c.node}
             for c in getattr(model, "checks", ()) or ()
         ],
+        "guards": [],
         "values": [],
         "tensors": [],
         "nodes": [],

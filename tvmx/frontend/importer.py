@@ -19,9 +19,9 @@ from tvmx.errors import ModelError, TvmxError
 from tvmx.frontend import fallback, values
 from tvmx.frontend.expand import expand_functions
 from tvmx.frontend.fold import fold
-from tvmx.frontend.load import load_model
+from tvmx.frontend.load import MAX_DIM, load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
-from tvmx.frontend.node import CONVERTERS, Expr, Node, constant, dtype_of, shape_of
+from tvmx.frontend.node import CONVERTERS, Expr, Node, bounded_dims, constant, dtype_of, shape_of
 from tvmx.frontend.rewrite import rewrite_all
 from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
 
@@ -117,6 +117,11 @@ class Importer:
         self._origin: dict[str, str] = {}
 
     def run(self) -> Model:
+        ranges = {self._symbolic[n]: (d.min, MAX_DIM if d.max is None else d.max) for n, d in self.bounds.items()}
+        with bounded_dims(ranges):
+            return self._run()
+
+    def _run(self) -> Model:
         graph = self.proto.graph
         for tensor in graph.initializer:
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from tvm import relax, tirx
 from tvm.relax import op as R
 
 from tvmx.errors import ModelError
+from tvmx.frontend.agree import agree
 
 if TYPE_CHECKING:
     from tvmx.frontend.importer import Importer
@@ -55,12 +58,28 @@ def simplify(value: Any) -> Any:
         return int(value)
     if isinstance(value, tirx.IntImm):
         return int(value.value)
-    value = _analyzer().simplify(value)
+    value = _ANALYZER.get()().simplify(value)
     return int(value.value) if isinstance(value, tirx.IntImm) else value
 
 
-def _analyzer() -> Any:
+def _unbounded() -> Any:
     return tvm.sym.analyzer.Analyzer()
+
+
+_ANALYZER: ContextVar[Callable[[], Any]] = ContextVar("analyzer", default=_unbounded)
+
+
+@contextlib.contextmanager
+def bounded_dims(ranges: Mapping[Any, tuple[int, int]]) -> Iterator[None]:
+    """Inside, `simplify` knows that each symbolic dim lies in its inclusive range."""
+    analyzer = _unbounded()
+    for var, (low, high) in ranges.items():
+        analyzer.bind(var, tvm.ir.Range.from_min_extent(tirx.const(low, "int64"), tirx.const(high - low + 1, "int64")))
+    token = _ANALYZER.set(lambda: analyzer)
+    try:
+        yield
+    finally:
+        _ANALYZER.reset(token)
 
 
 class Node:
@@ -171,7 +190,8 @@ class Node:
         return flat
 
     def emit(self, expr: Expr) -> Expr:
-        return self.bb.emit(expr)
+        """Bind an expression; symbolic dims that it needs equal are made so, to be checked while running."""
+        return self.bb.emit(agree(self, expr))
 
     def norm(self, expr: Expr) -> Expr:
         return self.bb.normalize(expr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvmx.passes.layout import Emitter, Value
+from tvmx.passes.layout import Emitter, Root, Value, dims_of
 from tvmx.passes.view import Axes, covers, follow, identity, is_one, logical_of, same_dims, storage_order
 
 Rule = Callable[[Emitter, Any], "Value | list[Value] | None"]
@@ -72,6 +72,21 @@ def conv(em: Emitter, call: Any) -> Value | None:
         out_dtype=a.out_dtype or None,
     )
     return em.result(made, result)
+
+
+def agreement(em: Emitter, call: Any) -> Value | None:
+    """memory.view to other names of the same dims (see `tvmx.frontend.agree`): they are renamed where they lie."""
+    from tvm import relax
+
+    value, target = em.value(call.args[0]), dims_of(call)
+    if value is None or target is None or len(target) != len(value.shape):
+        return None
+    stored = list(value.root.shape)
+    for axis, dim in zip(value.axes, target):
+        if axis is not None:
+            stored[axis] = dim
+    view = em.emit(relax.op.memory.view(value.root.expr, relax.ShapeExpr(stored)))
+    return Value(Root(view, tuple(stored)), target, value.axes)
 
 
 def conv_transpose(em: Emitter, call: Any) -> Value | None:
@@ -448,6 +463,7 @@ RULES: dict[str, Rule] = {
     **{f"relax.nn.{name}": channel_norm for name in ("instance_norm", "group_norm")},
     **{f"relax.{name}": quantize for name in ("quantize", "dequantize")},
     "relax.image.resize2d": resize,
+    "relax.memory.view": agreement,
     "relax.permute_dims": permute,
     "relax.concat": concat,
     "relax.split": split,

@@ -81,6 +81,7 @@ class Entry:
     dims: dict[str, tuple[int, int | None]]
     checks: tuple[Check, ...]
     values: tuple[str, ...]
+    guards: tuple[tuple[int | str, int | str], ...]  # dims that must be equal
     tensors: dict[str, Tensor]
     nodes: tuple[Node, ...]
     arena: Arena
@@ -188,6 +189,7 @@ def _entry(name: str, raw: dict[str, Any]) -> Entry:
         dims={str(k): (int(v[0]), None if v[1] is None else int(v[1])) for k, v in raw["dims"].items()},
         checks=tuple(Check(str(c["input"]), int(c["low"]), int(c["high"]), str(c["node"])) for c in raw["checks"]),
         values=tuple(map(str, raw["values"])),
+        guards=tuple((_dim(a), _dim(b)) for a, b in raw["guards"]),
         tensors={
             str(t["name"]): Tensor(
                 str(t["name"]),

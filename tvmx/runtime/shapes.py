@@ -38,6 +38,7 @@ class InputShapes:
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self.axes = [[_Dim(d) for d in i.shape] for i in entry.inputs]
+        self.guards = [(_Dim(a), _Dim(b)) for a, b in entry.guards]
 
     def solve(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Dim → size for these input shapes, in the order of the inputs. Raises InputError."""
@@ -61,6 +62,13 @@ class InputShapes:
                     raise InputError(
                         f"input {info.name!r}: axis {axis} must be {dim.text} = {want} for {dims}, got {size}"
                     )
+        for a, b in self.guards:
+            left, right = (_evaluate(d, dims, "the model") for d in (a, b))
+            if left != right:
+                raise InputError(
+                    f"these input shapes do not fit the model: two dims that must be equal, {a.text} and {b.text}, "
+                    f"are {left} and {right} for {', '.join(f'{n}={v}' for n, v in dims.items())}"
+                )
         return dims
 
     def _check_bounds(self, name: str, size: int, where: str) -> None:
