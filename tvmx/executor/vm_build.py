@@ -14,7 +14,7 @@ from tvmx.executor.constants import ConstantPool
 from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, replacing, write_data
 from tvmx.executor.manifest import Bounds, library_manifest
 from tvmx.runtime.seal import seal
-from tvmx.schedule.build import build_context, mark_predicates
+from tvmx.schedule.build import build_context, mark_predicates, partition_symbolic
 from tvmx.target import Target
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _compile(mod: Any, target: Target) -> Any:
             t.ComputePrimValue(),
             t.VMShapeLower(),
             t.AttachGlobalSymbol(),
+            tvm.transform.module_pass(lambda m, _: partition_symbolic(m), opt_level=0, name="tvmx.PartitionSymbolic"),
         ]
     )
     try:
