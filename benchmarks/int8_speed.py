@@ -1,0 +1,171 @@
+"""INT8 latency: ours on a QDQ model against our FP32, ONNX Runtime's INT8 and FP32, and OpenVINO on the same QDQ model.
+
+Models of the zoo are quantised by ONNX Runtime's `quantize_static` (uint8 activations, int8 weights per channel), so
+that all contenders read one file. Everything is interleaved in one process at one thread count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import interleave, machine, ratio
+from benchmarks.models import ZooModel, cache_dir, zoo
+from benchmarks.peers import onnxruntime_run, onnxruntime_session, openvino_run
+
+
+def quantized(model: ZooModel, samples: int = 4) -> Path:
+    """The zoo model as ONNX Runtime quantises it (QDQ), made once and kept beside the float one."""
+    path = cache_dir() / f"{model.name}-ort-qdq.onnx"
+    if path.exists():
+        return path
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    rng = np.random.default_rng(0)
+    real = [inputs for _, inputs in model.real_inputs()] if model.real_inputs else []
+    feeds = [{**f, **model.constants} for f in (*real[:samples], *(model.random_inputs(rng) for _ in range(2)))]
+    fixed = [f for f in feeds if all(f[k].shape == tuple(s) for k, s in model.shapes.items())]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(fixed)
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = str(Path(folder) / "prepared.onnx")
+        quant_pre_process(str(model.path), prepared, skip_symbolic_shape=True)
+        part = path.with_suffix(".part")
+        quantize_static(
+            prepared,
+            str(part),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        part.replace(path)
+    return path
+
+
+def measure(model: ZooModel, threads: int, folder: Path, repeat: int) -> dict[str, Any]:
+    """One row: milliseconds of every contender, and how far each INT8 output is from the float one."""
+    import tvmx
+    from tvmx.config import CompileConfig
+    from tvmx.runtime import GraphExecutor
+
+    qdq = quantized(model)
+    inputs = model.random_inputs(np.random.default_rng(1))
+    feed = {**inputs, **model.constants}
+    row: dict[str, Any] = {"model": model.name, "threads": threads}
+    contenders: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    executors = []
+    for label, source in (("fp32", model.path), ("int8", qdq)):
+        path = folder / f"{model.name}-{label}-{threads}.so"
+        result = tvmx.compile(
+            str(source),
+            path,
+            threads=threads,
+            shapes=model.shapes,
+            constants=model.constants or None,
+            config=CompileConfig(use_shipped_logs=False),
+        )
+        row[f"rules_{label}"] = result.report.get("rules")
+        row[f"parameter_bytes_{label}"] = result.report.get("parameter_bytes")
+        executor = GraphExecutor(path, threads=threads)
+        executors.append(executor)
+        outputs[label] = executor(inputs)
+        for name, array in inputs.items():
+            executor.set_input(name, array)
+        contenders[label] = executor.run
+    for label, source in (("ort fp32", model.path), ("ort int8", qdq)):
+        session = onnxruntime_session(str(source), threads)
+        outputs[label] = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
+        contenders[label] = onnxruntime_run(str(source), feed, threads)
+    openvino = openvino_run(str(qdq), feed, threads)
+    if openvino is not None:
+        contenders["openvino int8"] = openvino
+    row["sqnr_db"] = {k: round(sqnr(outputs[k], outputs["ort fp32"]), 1) for k in ("fp32", "int8", "ort int8")}
+    samples = interleave(contenders, repeat=repeat)
+    for executor in executors:
+        executor.close()
+    row["samples_s"] = samples
+    row["median_ms"] = {name: round(statistics.median(s) * 1e3, 4) for name, s in samples.items()}
+    row["ratios"] = {peer: round(ratio(samples, "int8", peer), 3) for peer in samples if peer != "int8"}
+    return row
+
+
+def sqnr(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Signal to quantisation noise over all float outputs, dB."""
+    signal = noise = 0.0
+    for name, want in expected.items():
+        if want.dtype.kind == "f":
+            difference = found[name].astype(np.float64) - want
+            signal += float((want.astype(np.float64) ** 2).sum())
+            noise += float((difference**2).sum())
+    return 10 * float(np.log10(max(signal, 1e-30) / max(noise, 1e-30)))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line a model and thread count, then the geometric means."""
+    names = ("int8", "fp32", "ort int8", "ort fp32", "openvino int8")
+    lines = [
+        f"{'model':14}{'thr':>4}" + "".join(f"{n:>14}" for n in names) + f"{'/fp32':>8}{'/ORT int8':>10}{'SQNR':>7}{'ORT':>7}"
+    ]
+    means: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"{row['model']:14}{row['threads']:4}  FAILED: {row['failed']}")
+            continue
+        ms, ratios, db = row["median_ms"], row["ratios"], row["sqnr_db"]
+        cells = "".join(f"{ms[n]:14.3f}" if n in ms else f"{'-':>14}" for n in names)
+        for peer in ("fp32", "ort int8"):
+            means.setdefault((row["threads"], peer), []).append(ratios[peer])
+        lines.append(
+            f"{row['model']:14}{row['threads']:4}{cells}{ratios['fp32']:8.2f}{ratios['ort int8']:10.2f}"
+            f"{db['int8']:7.1f}{db['ort int8']:7.1f}"
+        )
+    for (threads, peer), values in sorted(means.items()):
+        lines.append(f"geometric mean, {threads} thread(s), int8 / {peer}: {statistics.geometric_mean(values):.3f}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON. Exit status 1 when a model failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", help="comma-separated names (default: the whole zoo)")
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("int8_speed.json"))
+    arguments = parser.parse_args()
+    chosen = arguments.models.split(",") if arguments.models else [m.name for m in zoo()]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in zoo():
+            if model.name not in chosen:
+                continue
+            for threads in (int(t) for t in arguments.threads.split(",")):
+                try:
+                    rows.append(measure(model, threads, Path(folder), arguments.repeat))
+                except Exception as error:
+                    traceback.print_exc()
+                    rows.append({"model": model.name, "threads": threads, "failed": str(error).splitlines()[-1][:100]})
+                print(table(rows[-1:]), flush=True)
+    print(table(rows))
+    arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    return int(any("failed" in row for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
