@@ -26,6 +26,7 @@ def quantized(model: ZooModel, samples: int = 4) -> Path:
     path = cache_dir() / f"{model.name}-ort-qdq.onnx"
     if path.exists():
         return path
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -43,19 +44,28 @@ def quantized(model: ZooModel, samples: int = 4) -> Path:
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = str(Path(folder) / "prepared.onnx")
-        quant_pre_process(str(model.path), prepared, skip_symbolic_shape=True)
+        onnx.save(_at_opset_13(onnx.load(model.path)), prepared)
+        quant_pre_process(prepared, prepared, skip_symbolic_shape=True)
         part = path.with_suffix(".part")
-        quantize_static(
-            prepared,
-            str(part),
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        options = {
+            "quant_format": QuantFormat.QDQ,
+            "activation_type": QuantType.QUInt8,
+            "weight_type": QuantType.QInt8,
+        }
+        try:
+            quantize_static(prepared, str(part), Reader(), per_channel=True, **options)
+        except ValueError:  # ONNX Runtime's own per-channel path fails on some models
+            quantize_static(prepared, str(part), Reader(), per_channel=False, **options)
         part.replace(path)
     return path
+
+
+def _at_opset_13(model: Any) -> Any:
+    """Scales per channel need opset 13."""
+    from onnx import version_converter
+
+    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return version_converter.convert_version(model, 13) if opset < 13 else model
 
 
 def measure(model: ZooModel, threads: int, folder: Path, repeat: int) -> dict[str, Any]:
@@ -121,7 +131,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     """One line a model and thread count, then the geometric means."""
     names = ("int8", "fp32", "ort int8", "ort fp32", "openvino int8")
     lines = [
-        f"{'model':14}{'thr':>4}" + "".join(f"{n:>14}" for n in names) + f"{'/fp32':>8}{'/ORT int8':>10}{'SQNR':>7}{'ORT':>7}"
+        f"{'model':14}{'thr':>4}"
+        + "".join(f"{n:>14}" for n in names)
+        + f"{'/fp32':>8}{'/ORT int8':>10}{'SQNR':>7}{'ORT':>7}"
     ]
     means: dict[tuple[int, str], list[float]] = {}
     for row in rows:

@@ -54,7 +54,7 @@ def dot_matmul(sch: Any, target: Target) -> None:
     sch.reorder(g, m0, j0, j1, m1, k, m2, jv, jl, ki)
     outer = [g, m0, j0]
     if "pack_b" in packs:
-        _pack_b(sch, packs["pack_b"], g if whole else None, threads)
+        _before(sch, packs["pack_b"], g if whole else None, threads)
     outer_loop = sch.fuse(m0, j0) if whole else sch.fuse(*outer)
     _finish(sch, block, sink, m1, outer_loop, packs.get("pack"), k, jl, target)
     if threads > 1:
@@ -157,13 +157,12 @@ def _tensorize(sch: Any, block: Any, reduction: Any, lane: Any, anchor: Info, ta
         sch.tensorize(lane, name_of(unit, lanes))
 
 
-def _pack_b(sch: Any, pack: Info, group: Any, threads: int) -> None:
-    """A computed right operand: packed when its group starts; a single one before everything else, in parallel."""
+def _before(sch: Any, info: Info, group: Any, threads: int) -> None:
+    """What a computed right operand needs: when its group starts, or for a single one before everything else."""
     if group is not None:
-        sch.compute_at(pack.rv, group, preserve_unit_loops=True)
-        return
-    if threads > 1:
-        sch.parallel(sch.get_loops(pack.rv)[1])
+        sch.compute_at(info.rv, group, preserve_unit_loops=True)
+    elif threads > 1:
+        sch.parallel(sch.get_loops(info.rv)[1])
 
 
 def _copy_channels(sch: Any, pack: Info, target: Target) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, integer_te
+from tvmx.passes.legalize import conv_te, integer_pool, integer_te
 from tvmx.passes.legalize import matmul as float_matmul
-from tvmx.passes.legalize.conv import constant_of, emit, static_shape
+from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.passes.legalize.dot_unit import DotUnit, unit_of
@@ -32,15 +32,16 @@ def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
     return {
         "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, target) if is_integer(call) else None,
         "relax.matmul": lambda bb, call: _matmul(bb, call, target) if is_integer(call) else None,
+        "relax.mean": integer_pool.mean,
+        "relax.nn.avg_pool2d": integer_pool.avg_pool2d,
         "relax.quantize": quantize,
         "relax.dequantize": dequantize,
     }
 
 
 def is_integer(call: Any) -> bool:
-    """Is this a product of 8-bit data?"""
-    x, w = (str(a.ty.dtype) for a in call.args[:2])
-    return x in BYTES and w in (*BYTES, *WEIGHTS)
+    """Is this a product of integers of at most 16 bits?"""
+    return all(str(a.ty.dtype) in (*BYTES, *WEIGHTS) for a in call.args[:2])
 
 
 def offset_of(dtype: str, unit: DotUnit) -> int:
@@ -196,19 +197,100 @@ def _matmul(bb: Any, call: Any, target: Target) -> Any:
             return integer_te.product(rows, w, p, _output(out_shape, c, lambda *i: (0, _flat(i, out_shape))))
 
         return emit(bb, shared, "matmul_int8", *args)
-    groups = math.prod(out_shape[:-2])
-    unit = unit_of(target, data, weight)
-    offsets = offset_of(data, unit), -128 if weight == "uint8" and unit.weight == "int8" else 0
-    if any(offsets):
-        return None  # the qdq phase shifts operands first; a bare product of other signs is rare
+    return _computed(bb, a, b, out_shape, target)
+
+
+def _computed(bb: Any, a: Any, b: Any, out_shape: tuple[int, ...], target: Target) -> Any:
+    """Both operands computed: (codes - zero) each, the zero points corrected by sums over rows and columns.
+
+    sum (a - za)(b - zb) = sum ab - za · sum_k b - zb · sum_k a + K·za·zb
+    """
+    from tvm import te, tirx
+
+    (a, za), (b, zb) = (_codes(bb, o) for o in (a, b))
+    data, weight = (str(o.value.ty.dtype) for o in (a, b))
+    if data not in BYTES or weight not in BYTES:
+        return None
+    groups, n, k = math.prod(out_shape[:-2]), b.columns, a.columns
+    unit = unit_of(target, data, "int8")
+    add_a, add_b = offset_of(data, unit), -128 if (weight, unit.weight) == ("uint8", "int8") else 0
+    za, zb = za + add_a, zb + add_b
     p = _plan(groups, out_shape[-2], n, k, unit, target)
 
-    def batched(x: Any, y: Any) -> Any:
-        left = integer_te.rows_of(a.access(x, out_shape[:-2]), data, p, 0)
-        right = integer_te.panels_of(b.access(y, out_shape[:-2]), p, 0, groups)
-        return integer_te.product(left, right, p, _output(out_shape, None, lambda *i: _grouped(i, out_shape)))
+    # Sums are of the codes as they are; what the unit adds to each is counted in.
+    by_column = _sums(bb, b, rows=True) if za else None
+    by_row = _sums(bb, a, rows=False) if zb else None
+    constant = k * za * zb - za * k * add_b - zb * k * add_a
+    extra = [s for s in (by_column, by_row) if s is not None]
 
-    return emit(bb, batched, "batch_matmul_int8", a.value, b.value)
+    def compute(x: Any, y: Any, *sums_of: Any) -> Any:
+        rows = integer_te.rows_of(a.access(x, out_shape[:-2]), data, p, add_a)
+        panels = integer_te.panels_of(b.access(y, out_shape[:-2]), p, add_b, groups)
+
+        def finish(sums: Any) -> Any:
+            def value(*i: Any) -> Any:
+                g, m = _grouped(i, out_shape)
+                found = sums[g, m, i[-1]]
+                if za:
+                    found = found - _batch_access(b, sums_of[0], i, i[-1]) * tirx.const(za, "int32")
+                if zb:
+                    found = found - _batch_access(a, sums_of[-1], i, m) * tirx.const(zb, "int32")
+                return found + tirx.const(constant, "int32") if constant else found
+
+            return te.compute(out_shape, value, name="unpack")
+
+        return integer_te.product(rows, panels, p, finish)
+
+    return emit(bb, compute, "batch_matmul_int8", a.value, b.value, *extra)
+
+
+def _sums(bb: Any, operand: Any, rows: bool) -> Any:
+    """A kernel of its own: int32 sums of an operand's codes over its rows or its columns, [..., other axis]."""
+    from tvm import te
+
+    shape = operand.shape
+    summed, kept = (-1, -2) if rows == operand.transposed else (-2, -1)
+
+    def compute(x: Any) -> Any:
+        k = te.reduce_axis((0, shape[summed]), "k")
+
+        def value(*i: Any) -> Any:
+            pair = (k, i[-1]) if summed == -2 else (i[-1], k)
+            return te.sum(x[tuple([*i[:-1], *pair])].astype("int32"), [k])
+
+        return te.compute((*shape[:-2], shape[kept]), value, name="sums")
+
+    return bb.emit(bb.call_te(compute, operand.value, primfunc_name_hint="sums", primfunc_attrs={"op_pattern": OPAQUE}))
+
+
+def _batch_access(operand: Any, sums: Any, index: tuple[Any, ...], last: Any) -> Any:
+    """The element of `sums` for an output position, its batch broadcast."""
+    batch = index[:-2][len(index) - 2 - len(operand.batch) :]
+    return sums[tuple([*(0 if d == 1 else i for i, d in zip(batch, operand.batch)), last])]
+
+
+def _codes(bb: Any, operand: Any) -> tuple[Any, int]:
+    """(the operand's 8-bit codes, zero point) where it is int16(codes) - zero, as the qdq phase writes it."""
+    import dataclasses
+
+    from tvm import relax
+    from tvm.ir import Call
+
+    def bound(value: Any) -> Any:
+        return bb.lookup_binding(value) if isinstance(value, relax.Var) else value
+
+    value, zero = operand.value, 0
+    call = bound(value)
+    if isinstance(call, Call) and getattr(call.op, "name", "") == "relax.subtract":
+        constant = constant_of(bb, call.args[1])
+        if constant is None or constant.size != 1:
+            return operand, 0
+        zero, value = int(constant.reshape(())), call.args[0]
+        call = bound(value)
+    if isinstance(call, Call) and getattr(call.op, "name", "") == "relax.astype":
+        if str(call.ty.dtype) == "int16" and str(call.args[0].ty.dtype) in BYTES:
+            return dataclasses.replace(operand, value=call.args[0]), zero
+    return operand, 0
 
 
 def _flat_rows(a: Any, tensor: Any, out_shape: tuple[int, ...]) -> integer_te.Access:

@@ -14,7 +14,7 @@ def rules(target: Target) -> tuple[RewriteRule, ...]:
     """All rules, in the order in which they are tried at one call."""
     preferred = "int8" if target.arch == "aarch64" else "uint8"
     sign = RewriteRule("same_sign", ("quantize",), move.same_sign(preferred))
-    return (*move.RULES, sign, *integer.rules(target), *requantize.RULES)
+    return (*move.RULES, sign, *integer.RULES, *requantize.RULES)
 
 
 def qdq_passes(target: Target) -> list[Any]:

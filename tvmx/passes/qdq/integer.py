@@ -8,21 +8,18 @@ kernels are fused: no float tensor is written.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from tvmx.passes.constants import as_array, as_constant
-from tvmx.passes.legalize.dot_unit import unit_of
 from tvmx.passes.qdq.params import RANGE, Dequantized, QParams, dequantized, fits
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of
-from tvmx.target import Target
 
 EXACT_FLOAT = 1 << 24
 
 
-def integer_conv(target: Target, scope: Scope, call: Any) -> Any:
+def integer_conv(scope: Scope, call: Any) -> Any:
     """conv2d over NHWC."""
     from tvm import relax
 
@@ -74,7 +71,7 @@ def integer_conv(target: Target, scope: Scope, call: Any) -> Any:
     return _scaled(scope, sums, offset, params.scale.astype(np.float64) * scale.astype(np.float64))
 
 
-def integer_matmul(target: Target, scope: Scope, call: Any) -> Any:
+def integer_matmul(scope: Scope, call: Any) -> Any:
     """matmul of two dequantised operands, the right one constant or computed."""
     a, b = (dequantized(scope, arg) for arg in call.args)
     refusal = _operands(a, b)
@@ -104,50 +101,27 @@ def integer_matmul(target: Target, scope: Scope, call: Any) -> Any:
         constant = as_constant(weights.astype("int8" if fits(weights, "int8") else "int16"))
         sums = scope.emit(relax.op.matmul(a.codes, constant, "int32"))
         return _scaled(scope, sums, -int(a.params.zero) * weights.sum(0), scales)
-    return _dynamic_matmul(target, scope, a, b, scales)
+    return _dynamic_matmul(scope, a, b, scales)
 
 
-def _dynamic_matmul(target: Target, scope: Scope, a: Dequantized, b: Dequantized, scales: np.ndarray) -> Any:
-    """Both operands computed: zero points are corrected by sums over rows and columns.
-
-    sum (a - za)(b - zb) = sum ab - za · sum_k b - zb · sum_k a + K·za·zb
-    """
+def _dynamic_matmul(scope: Scope, a: Dequantized, b: Dequantized, scales: np.ndarray) -> Any:
+    """Both operands computed: codes less their zero points, which the kernel corrects by sums over rows and columns."""
     from tvm import relax
 
-    op = relax.op
-    unit = unit_of(target, a.params.dtype, "int8")
-    wants = {"vnni": ("uint8", "int8"), "sdot": ("int8", "int8")}.get(unit.name)
-    if wants is not None:
-        a, b = as_signed(scope, a, wants[0]), as_signed(scope, b, wants[1])
-    za, zb = int(a.params.zero), int(b.params.zero)
-    sums = scope.emit(op.matmul(a.codes, b.codes, "int32"))
-    depth = (dims_of(a.codes) or ())[-1]
-    if za:
-        columns = scope.emit(op.sum(scope.emit(op.astype(b.codes, "int32")), [-2], True))
-        sums = scope.emit(op.subtract(sums, scope.emit(op.multiply(columns, relax.const(za, "int32")))))
-    if zb:
-        rows = scope.emit(op.sum(scope.emit(op.astype(a.codes, "int32")), [-1], True))
-        rows = scope.emit(op.multiply(rows, relax.const(zb, "int32")))
-        if za:
-            rows = scope.emit(op.subtract(rows, relax.const(za * zb * int(depth), "int32")))
-        sums = scope.emit(op.subtract(sums, rows))
+    sums = scope.emit(relax.op.matmul(centred(scope, a), centred(scope, b), "int32"))
     return _scaled(scope, sums, np.zeros(1, np.int64), scales)
 
 
-def as_signed(scope: Scope, x: Dequantized, dtype: str) -> Dequantized:
-    """The same values in codes of the other 8-bit dtype; below a transpose, so that the kernel still sees that."""
+def centred(scope: Scope, x: Dequantized) -> Any:
+    """codes - zero in int16; below a transpose of the last two axes, so that the kernel still sees that."""
     from tvm import relax
 
-    if x.params.dtype == dtype:
-        return x
-    by = 128 if dtype == "uint8" else -128
     transpose = scope.call(x.codes, "permute_dims")
-    if transpose is not None:
-        moved = scope.emit(shift(scope, transpose.args[0], dtype))
-        codes = scope.emit(relax.op.permute_dims(moved, transpose.attrs.axes))
-    else:
-        codes = scope.emit(shift(scope, x.codes, dtype))
-    return Dequantized(codes, x.params.shifted(by, dtype))
+    codes = x.codes if transpose is None else transpose.args[0]
+    wide = scope.emit(relax.op.astype(codes, "int16"))
+    if int(x.params.zero):
+        wide = scope.emit(relax.op.subtract(wide, relax.const(int(x.params.zero), "int16")))
+    return wide if transpose is None else scope.emit(relax.op.permute_dims(wide, transpose.attrs.axes))
 
 
 def shift(scope: Scope, codes: Any, dtype: str) -> Any:
@@ -203,7 +177,7 @@ def _scaled(scope: Scope, sums: Any, offset: np.ndarray, scales: np.ndarray) -> 
     return relax.op.multiply(sums, as_constant(factor[0] if (factor == factor[0]).all() else factor))
 
 
-def matmul_of_casts(target: Target, scope: Scope, call: Any) -> Any:
+def matmul_of_casts(scope: Scope, call: Any) -> Any:
     """matmul(int32(a), int32(b)) of 8-bit a and b, as MatMulInteger imports, without widening the operands."""
     from tvm import relax
 
@@ -229,26 +203,11 @@ def matmul_of_casts(target: Target, scope: Scope, call: Any) -> Any:
         return relax.op.matmul(a, b, "int32")
     if dtype_of(b) not in RANGE:
         return Refusal("the right operand is wider than 8 bits")
-    one = QParams(np.ones((), np.float32), np.zeros((), np.int64), None, "")
-    unit = unit_of(target, dtype_of(a), "int8")
-    wants = {"vnni": ("uint8", "int8"), "sdot": ("int8", "int8")}.get(unit.name)
-    if wants is None or (dtype_of(a), dtype_of(b)) == wants:
-        return relax.op.matmul(a, b, "int32")
-    left = as_signed(scope, Dequantized(a, QParams(one.scale, one.zero, None, dtype_of(a))), wants[0])
-    right = as_signed(scope, Dequantized(b, QParams(one.scale, one.zero, None, dtype_of(b))), wants[1])
-    za, zb = int(left.params.zero), int(right.params.zero)
-    depth = int((dims_of(a) or ())[-1])
-    sums = scope.emit(relax.op.matmul(left.codes, right.codes, "int32"))
-    if za:
-        columns = scope.emit(relax.op.sum(scope.emit(relax.op.astype(right.codes, "int32")), [-2], True))
-        sums = scope.emit(relax.op.subtract(sums, scope.emit(relax.op.multiply(columns, relax.const(za, "int32")))))
-    if zb:
-        rows = scope.emit(relax.op.sum(scope.emit(relax.op.astype(left.codes, "int32")), [-1], True))
-        rows = scope.emit(relax.op.multiply(rows, relax.const(zb, "int32")))
-        sums = scope.emit(relax.op.subtract(sums, rows))
-    if za and zb:
-        sums = scope.emit(relax.op.add(sums, relax.const(za * zb * depth, "int32")))
-    return sums
+    operands = [Dequantized(e, QParams(_ONE, _ZERO, None, dtype_of(e))) for e in (a, b)]
+    return relax.op.matmul(*(centred(scope, o) for o in operands), "int32")
+
+
+_ONE, _ZERO = np.ones((), np.float32), np.zeros((), np.int64)
 
 
 def _narrow(scope: Scope, expr: Any) -> Any | None:
@@ -265,10 +224,8 @@ def _narrow(scope: Scope, expr: Any) -> Any | None:
     return None
 
 
-def rules(target: Target) -> tuple[RewriteRule, ...]:
-    """The rules that put integer operators in place of float ones."""
-    return (
-        RewriteRule("integer_conv2d", ("nn.conv2d",), functools.partial(integer_conv, target)),
-        RewriteRule("integer_matmul", ("matmul",), functools.partial(integer_matmul, target)),
-        RewriteRule("matmul_of_casts", ("matmul",), functools.partial(matmul_of_casts, target)),
-    )
+RULES = (
+    RewriteRule("integer_conv2d", ("nn.conv2d",), integer_conv),
+    RewriteRule("integer_matmul", ("matmul",), integer_matmul),
+    RewriteRule("matmul_of_casts", ("matmul",), matmul_of_casts),
+)
