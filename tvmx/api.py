@@ -33,7 +33,8 @@ class CompileResult:
     path: Path
     graph: Any  # tvmx.graph.Graph | None
     plan: Any  # tvmx.memory.Solution | None
-    report: dict[str, Any]  # seconds per stage, kernels by rule, arena, reason for the VM
+    report: dict[str, Any]  # seconds per stage, kernels by rule, arena, precisions, reason for the VM
+    precision: Any = None  # tvmx.precision.PrecisionPlan of the first entry; None where none was asked for
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Lowered:
     mod: Any  # tvm.IRModule
     graph: Any  # tvmx.graph.Graph | None
     vm_reason: str | None
+    precision: Any = None  # tvmx.precision.PrecisionPlan | None
 
 
 def import_onnx(
@@ -72,18 +74,63 @@ def _onnx_of(model: ModelLike) -> Any:
     return model.proto if isinstance(model, QuantizedModel) else model
 
 
-def lower(model: Model, target: Target, dump_ir: str | Path | None = None) -> Lowered:
-    """Run every IR pass and extract the straight-line program, or say why there is none."""
+def lower(model: Model, target: Target, dump_ir: str | Path | None = None, precision: Any = None) -> Lowered:
+    """Run every IR pass and extract the straight-line program, or say why there is none.
+
+    `precision`: a `tvmx.precision.PrecisionRules`, or None to leave the model as it is. Raises ConfigError for rules
+    that do not fit the model.
+    """
     from tvmx.graph import NotStraightLine, from_relax
+    from tvmx.passes.precision import plan_of, with_rules
     from tvmx.pipeline import run_phases
 
-    mod = run_phases(model.mod, target, Path(dump_ir) if dump_ir else None)
+    given = precision is not None and not precision.trivial
+    mod = run_phases(
+        with_rules(model.mod, precision) if given else model.mod, target, Path(dump_ir) if dump_ir else None
+    )
+    plan = plan_of(mod)
+    if plan is not None:
+        model = _with_io(model, mod)
     try:
         graph = from_relax(mod, [t.name for t in model.inputs], [t.name for t in model.outputs], name=model.name)
     except NotStraightLine as reason:
         log.warning("%s runs through the Relax VM: %s", model.name, reason)
-        return Lowered(model, target, mod, None, str(reason))
-    return Lowered(model, target, mod, graph, None)
+        return Lowered(model, target, mod, None, str(reason), plan)
+    return Lowered(model, target, mod, graph, None, plan)
+
+
+def _with_io(model: Model, mod: Any) -> Model:
+    """The model with the dtypes of inputs and outputs that `mod` has."""
+    main = mod["main"]
+    inputs = (dataclasses.replace(t, dtype=str(p.ty.dtype)) for t, p in zip(model.inputs, main.params))
+    outputs = (dataclasses.replace(t, dtype=str(f.dtype)) for t, f in zip(model.outputs, main.body.body.ty.fields))
+    return dataclasses.replace(model, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def plan_precision(
+    model: ModelLike,
+    precision: Any = None,
+    target: str | Target = "native",
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    io_precision: str | None = None,
+    prefer: str | None = None,
+) -> Any:
+    """The `tvmx.precision.PrecisionPlan` that `compile` would apply, without compiling.
+
+    `precision` is what `compile` takes; None shows what the model itself says. Raises ModelError or ConfigError, as
+    for a name that no operator has.
+    """
+    from tvmx.passes.precision import plan_of, with_rules
+    from tvmx.pipeline import iterate_phases
+    from tvmx.precision import rules_from
+
+    rules = rules_from(precision, io_precision, prefer)
+    mod = with_rules(import_onnx(model, shapes, constants).mod, rules)
+    for phase, after in iterate_phases(mod, resolve(target)):
+        if phase == "precision":
+            return plan_of(after)
+    raise AssertionError("no precision phase")
 
 
 def compile(
@@ -96,14 +143,20 @@ def compile(
     constants: Mapping[str, np.ndarray] | None = None,
     entries: Mapping[str, Shapes] | None = None,
     config: CompileConfig | None = None,
+    precision: Any = None,
+    io_precision: str | None = None,
+    prefer: str | None = None,
 ) -> CompileResult:
     """Compile a model into one `.so`, with the tuned schedules that `log` (or the shipped logs) holds.
 
     `entries` compiles the model once per name with those shapes into one `.so` that shares parameters.
-    `config` holds the remaining options; `target`, `log` and `threads` given here win over it.
+    `precision` is a precision's name ("fp16"), a .toml or .json file, a `PrecisionRules` or a `PrecisionPlan`;
+    `io_precision` that of float32 inputs and outputs; `prefer` "speed" or "size" (docs/precision.md).
+    `config` holds the remaining options; what is given here wins over it.
     Raises ModelError, ConfigError or CompileError. The output is replaced only when the new one is whole.
     """
     from tvmx.executor import EntryProgram, build_artifact
+    from tvmx.precision import rules_from
     from tvmx.tune.apply import apply_schedules, open_logs
 
     config = config or CompileConfig()
@@ -113,6 +166,7 @@ def compile(
     if entries and isinstance(model, Model):
         raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
 
+    rules = rules_from(precision or config.precision, io_precision or config.io_precision, prefer or config.prefer)
     clock = _Clock()
     wanted: Mapping[str, Shapes | None] = entries or {"main": shapes}
     models: dict[str, Model] = {}
@@ -120,13 +174,14 @@ def compile(
     for entry, entry_shapes in wanted.items():
         _flatten(entry, _programs(model, entry_shapes, constants), models, branches)
     clock("import")
-    lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, len(models) > 1)) for n, m in models.items()}
+    several = len(models) > 1
+    lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, several), rules) for n, m in models.items()}
     clock("passes")
     logs = open_logs(log_path, shipped=config.use_shipped_logs, target=chosen)
     programs = []
     for entry, low in lowered.items():
-        scheduled, rules = apply_schedules(low.mod, chosen, logs)
-        programs.append(EntryProgram(entry, low.model, low.graph, scheduled, rules, low.vm_reason))
+        scheduled, used = apply_schedules(low.mod, chosen, logs)
+        programs.append(EntryProgram(entry, low.model, low.graph, scheduled, used, low.vm_reason))
     clock("schedules")
     built = build_artifact(
         programs,
@@ -138,11 +193,14 @@ def compile(
     )
     clock("build")
     first = programs[0]
+    plan = lowered[first.entry].precision
+    summary = {"precision": plan.reasons()} if plan is not None else {}
     return CompileResult(
         path=built.path,
         graph=first.graph,
         plan=built.plan,
-        report={"seconds": clock.seconds, "vm_reason": first.vm_reason, **built.report},
+        report={"seconds": clock.seconds, "vm_reason": first.vm_reason, **summary, **built.report},
+        precision=plan,
     )
 
 
@@ -156,6 +214,8 @@ def tune(
     shapes: Shapes | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
     config: TuneConfig | None = None,
+    precision: Any = None,
+    prefer: str | None = None,
     on_progress: Callable[[Any], None] | None = None,
 ) -> Any:
     """Search better schedules for a model's kernels and append what is measured to `log` at once.
@@ -163,6 +223,7 @@ def tune(
     Returns a `tvmx.tune.TuneReport`. Ctrl-C ends the session with every result kept; a rerun goes on.
     Raises ModelError, ConfigError or TuneError.
     """
+    from tvmx.precision import rules_from
     from tvmx.tune import extract_tasks
     from tvmx.tune import tune as tune_tasks
 
@@ -176,7 +237,8 @@ def tune(
     chosen = resolve(target if target != "native" else config.target, config.threads)
     models: dict[str, Model] = {}
     _flatten("main", _programs(model, shapes, constants), models, {})
-    tasks = [t for m in models.values() for t in extract_tasks(lower(m, chosen).mod)]
+    rules = rules_from(precision, prefer=prefer)
+    tasks = [t for m in models.values() for t in extract_tasks(lower(m, chosen, precision=rules).mod)]
     return tune_tasks(
         tasks,
         chosen,

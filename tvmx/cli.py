@@ -56,6 +56,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dump-ir", metavar="DIR", help="write the IR after each phase into DIR")
     sub.add_argument("--planner", help="memory planner (see `tvmx memory compare`)")
 
+    _precision_arguments(sub)
+    sub.add_argument("--io-precision", help="of float32 inputs and outputs: keep (default), fp16 or bf16")
+
+    sub = command("precision", _precision, "show, save or compare the precision of every operator")
+    _model_arguments(sub)
+    _precision_arguments(sub)
+    sub.add_argument("--io-precision", help="of float32 inputs and outputs: keep (default), fp16 or bf16")
+    sub.add_argument("--save", metavar="FILE", help="write the plan (.toml or .json)")
+    sub.add_argument("--diff", metavar="OTHER", help="list what another precision or plan file assigns differently")
+
     from tvmx import cli_quantize
 
     cli_quantize.add_commands(command, _model_arguments)
@@ -65,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--log", help="tuning log folder, made if absent")
     sub.add_argument("--max-trials", type=int, help="candidates to measure in all")
     sub.add_argument("--time-budget-s", type=float, help="seconds to spend")
+    _precision_arguments(sub)
 
     sub = command("run", _run, "run a .so on .npy/.npz inputs (random where none is given)")
     _artifact_arguments(sub)
@@ -128,6 +139,11 @@ def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--target", default="native", help="'native' or a preset such as x86_64-avx2")
     sub.add_argument("--threads", type=int, help="threads that kernels are made for (default: all cores)")
     sub.add_argument("--config", metavar="FILE.toml", help="options from a TOML file; flags win over it")
+
+
+def _precision_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--precision", help="fp32, fp16, bf16, int8, or a .toml or .json file of rules or a plan")
+    sub.add_argument("--prefer", choices=["speed", "size"], help="where 16 bits are storage only (default: speed)")
 
 
 def _artifact_arguments(sub: argparse.ArgumentParser) -> None:
@@ -200,6 +216,9 @@ def _compile(arguments: argparse.Namespace) -> None:
         shapes=_shapes(arguments),
         constants=_constants(arguments),
         config=config,
+        precision=arguments.precision,
+        io_precision=arguments.io_precision,
+        prefer=arguments.prefer,
     )
     if arguments.json:
         print(json.dumps({"path": str(result.path), **result.report}))
@@ -208,6 +227,21 @@ def _compile(arguments: argparse.Namespace) -> None:
     print(f"{result.path}: {result.path.stat().st_size / 1e6:.1f} MB in {sum(seconds.values()):.1f} s")
     for key, value in result.report.items():
         print(f"  {key}: {value}")
+
+
+def _precision(arguments: argparse.Namespace) -> None:
+    from tvmx import api
+
+    model = api.import_onnx(arguments.model, _shapes(arguments), _constants(arguments))
+    options = {"target": arguments.target, "io_precision": arguments.io_precision, "prefer": arguments.prefer}
+    plan = api.plan_precision(model, arguments.precision, **options)
+    if arguments.save:
+        plan.save(arguments.save)
+    if arguments.diff:
+        lines = plan.diff(api.plan_precision(model, arguments.diff, **options))
+        print(json.dumps(lines) if arguments.json else "\n".join(lines) or "no difference")
+    elif arguments.json or not arguments.save:
+        print(json.dumps(plan.to_json()) if arguments.json else plan)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -225,6 +259,8 @@ def _tune(arguments: argparse.Namespace) -> int:
         shapes=_shapes(arguments),
         constants=_constants(arguments),
         config=config,
+        precision=arguments.precision,
+        prefer=arguments.prefer,
     )
     print(json.dumps(report.to_json()) if arguments.json else report)
     return 130 if report.interrupted else 0

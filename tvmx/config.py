@@ -68,6 +68,9 @@ class CompileConfig:
     dump_ir: str | None = None  # folder for the IR after each phase
     planner: str = "best"  # memory planner
     planner_budget_s: float = 2.0
+    precision: str | None = None  # fp32, fp16, bf16, int8, or a .toml/.json file; None: as the model says
+    io_precision: str | None = None  # keep, fp32, fp16, bf16: of float32 inputs and outputs
+    prefer: str | None = None  # speed or size: what decides where 16 bits are storage only
 
     def __post_init__(self) -> None:
         _check_threads(self.threads)

@@ -33,6 +33,13 @@ def canonicalize(target: Target) -> list[Pass]:
     ]
 
 
+def precision(target: Target) -> list[Pass]:
+    """Casts as the module's precision rules say; before layout, while variables still carry their nodes' names."""
+    from tvmx.passes.precision import assign_precision
+
+    return [assign_precision(target)]
+
+
 def layout(target: Target) -> list[Pass]:
     """NHWC activations: channels are the vector dimension of every kernel, whatever their count."""
     from tvm import relax
@@ -87,7 +94,7 @@ def fuse(target: Target) -> list[Pass]:
     ]
 
 
-PHASES: tuple[Phase, ...] = (canonicalize, layout, qdq, lower, fuse)
+PHASES: tuple[Phase, ...] = (canonicalize, precision, layout, qdq, lower, fuse)
 
 
 def run_phases(mod: Any, target: Target, dump_dir: Path | None = None) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tvmx.frontend.expand import expand_functions
 from tvmx.frontend.fold import fold
 from tvmx.frontend.load import MAX_DIM, load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
+from tvmx.frontend.names import NodeName, names_of, node_table
 from tvmx.frontend.node import CONVERTERS, Expr, Node, bounded_dims, constant, dtype_of, shape_of
 from tvmx.frontend.rewrite import rewrite_all
 from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
@@ -32,6 +34,9 @@ _FAMILIES = ("shape", "elementwise", "nn", "index", "reduce", "image", "quant")
 
 # Integer tensors up to this size are followed by value while importing (shape arithmetic).
 STATIC_LIMIT = 4096
+
+# Module attribute: JSON of `node_table`, one row per converted node. A variable `n12_…` holds a value of node 12.
+NODES_ATTR = "tvmx.nodes"
 
 
 def import_onnx(
@@ -58,6 +63,7 @@ class Prepared:
     name: str
     specs: list[InputSpec]
     bounds: dict[str, Dim]
+    original: tuple[NodeName, ...] = ()  # the model's nodes as they were loaded
 
     def part(self, proto: ModelProto) -> Prepared:
         """A program cut out of this one, folded again."""
@@ -66,7 +72,7 @@ class Prepared:
 
     def convert(self) -> Model:
         """Rewrite to plain operators and convert to Relax. Raises ModelError."""
-        return Importer(self._rewritten(), self.name, self.specs, self.bounds).run()
+        return Importer(self._rewritten(), self.name, self.specs, self.bounds, self.original).run()
 
     def _rewritten(self) -> ModelProto:
         try:
@@ -86,10 +92,11 @@ def prepare(
 ) -> Prepared:
     """Load, check, bind constants, settle shapes, expand functions and fold. Raises ModelError."""
     proto, name = load_model(model)
+    original = names_of(proto.graph.node)
     bind_constants(proto, constants or {}, name)
     specs, bounds = settle_shapes(proto, shapes or {}, name)
     load_families()
-    return Prepared(fold(expand_functions(proto, name), name), name, specs, bounds)
+    return Prepared(fold(expand_functions(proto, name), name), name, specs, bounds, original)
 
 
 def load_families() -> None:
@@ -101,13 +108,21 @@ def load_families() -> None:
 class Importer:
     """Converts one prepared graph. Values are kept by ONNX name, as expression or as known value."""
 
-    def __init__(self, proto: ModelProto, name: str, specs: list[InputSpec], bounds: dict[str, Dim]) -> None:
+    def __init__(
+        self,
+        proto: ModelProto,
+        name: str,
+        specs: list[InputSpec],
+        bounds: dict[str, Dim],
+        original: Sequence[NodeName] = (),
+    ) -> None:
         self.proto = proto
         self.name = name
         self.specs = specs
         self.bounds = bounds
         self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
-        self.bb = relax.BlockBuilder()
+        self.bb = _NamingBuilder()
+        self.original = original
         self.notes: list[str] = []
         self.checks: list[IndexCheck] = []
         self._exprs: dict[str, Expr] = {}
@@ -140,13 +155,13 @@ class Importer:
             self._origin[spec.name] = spec.name
         with self.bb.function("main", params):
             with self.bb.dataflow():
-                for node in graph.node:
-                    self._convert(node)
+                for position, node in enumerate(graph.node):
+                    self._convert(node, position)
                 results = [self.expr(o.name) for o in graph.output]
                 # A constant, an input, or one tensor twice is a legal field of the tuple.
                 out = self.bb.emit_output(relax.Tuple(results))
             self.bb.emit_func_output(out)
-        mod = self.bb.finalize()
+        mod = self.bb.finalize().with_attr(NODES_ATTR, json.dumps(node_table(graph.node, self.original)))
         outputs = tuple(self._info(o.name, r) for o, r in zip(graph.output, results))
         inputs = tuple(TensorInfo(s.name, s.shape, s.dtype) for s in self.specs)
         return Model(mod, self.name, inputs, outputs, self.bounds, tuple(self.notes), tuple(self.checks))
@@ -190,8 +205,9 @@ class Importer:
 
     # nodes
 
-    def _convert(self, proto: NodeProto) -> None:
+    def _convert(self, proto: NodeProto, position: int) -> None:
         node = Node(proto, self)
+        self.bb.name_hint = f"n{position}_{identifier(proto.op_type, 'op')}_"
         try:
             folded = values.evaluate(node)
             if folded is not None:
@@ -231,6 +247,15 @@ class Importer:
                 "Export the model without it, or cut the model before it"
             )
         return found
+
+
+class _NamingBuilder(relax.BlockBuilder):  # type: ignore[misc]
+    """Names variables after the node being converted, so that later stages can speak of the model's own nodes."""
+
+    name_hint = ""
+
+    def emit(self, expr: Expr, name_hint: str = "") -> Expr:
+        return super().emit(expr, name_hint or self.name_hint)
 
 
 # Operators that hand on their input's elements unchanged in value.

@@ -100,9 +100,13 @@ class Node:
         return len(self.proto.input)
 
     @property
+    def name(self) -> str:
+        """The node's own name, or its first output's where it has none."""
+        return self.proto.name or next((o for o in self.proto.output if o), "")
+
+    @property
     def label(self) -> str:
-        name = self.proto.name or (self.proto.output[0] if self.proto.output else "")
-        return f"node {name!r} ({self.domain + '.' if self.domain else ''}{self.op})"
+        return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op})"
 
     def fail(self, message: str) -> ModelError:
         """The error to raise for this node."""

@@ -189,8 +189,7 @@ def product_of(node: Node, a: Expr, b: Expr) -> Expr:
     """Matrix product; 16-bit floats are summed in float32, as every peer does."""
     dtype = dtype_of(a)
     if dtype in ("float16", "bfloat16"):
-        wide = R.matmul(cast(node, a, "float32"), cast(node, b, "float32"))
-        return cast(node, node.emit(wide), dtype)
+        return cast(node, node.emit(R.matmul(a, b, out_dtype="float32")), dtype)
     return node.emit(R.matmul(a, b))
 
 

@@ -26,12 +26,12 @@ def fold_kernels() -> Any:
 
     def run(mod: Any, _: Any) -> Any:
         for _round in range(MAX_ROUNDS):
-            mod = rewrite_pass("tvmx.FoldKernels", fold.RULES)(mod)
+            mod = rewrite_pass("tvmx.FoldKernels", fold.RULES, cse=False)(mod)
             ready = _foldable(mod)
             if not ready:
                 break
             rule = RewriteRule("fold_kernel", ("call_tir",), _Lookup(_evaluate(mod, ready)))
-            mod = rewrite_pass("tvmx.FoldKernels", (rule,))(mod)
+            mod = rewrite_pass("tvmx.FoldKernels", (rule,), cse=False)(mod)
             mod = relax.transform.DeadCodeElimination()(mod)
         return mod
 
@@ -75,9 +75,11 @@ def _foldable(mod: Any) -> dict[tuple[Any, ...], Any]:
                     continue
                 if not all(isinstance(d, int) for d in shape):
                     continue
-                size = math.prod(shape) * np.dtype(dtype_of(call)).itemsize
-                # Packing pads a little; casting int8 to float32 does not.
-                if size <= max(GROWTH_LIMIT, 2 * sum(a.nbytes for a in known)):
+                width = np.dtype(dtype_of(call)).itemsize
+                size = math.prod(shape) * width
+                # Packing pads a little; int8 or float16 weights turned into float32 would be a waste.
+                widened = width > max(a.itemsize for a in known)
+                if size <= max(GROWTH_LIMIT, 0 if widened else 2 * sum(a.nbytes for a in known)):
                     found[_key(call)] = call
     return found
 

@@ -38,6 +38,7 @@ class Scope:
     def __init__(self, builder: Any, mod: Any, uses: dict[Any, int]) -> None:
         self.builder = builder
         self.mod = mod
+        self.name = ""  # of the variable whose definition is being rewritten; what `emit` makes takes it too
         self._uses = uses
         self._definitions: dict[Any, Any] = {}
 
@@ -63,7 +64,7 @@ class Scope:
     def emit(self, expr: Any) -> Any:
         """Bind an intermediate result; the variable that holds it."""
         expr = self.builder.normalize(expr)
-        var = self.builder.emit(expr)
+        var = self.builder.emit(expr, self.name)
         self.define(var, expr, 1)
         return var
 
@@ -132,8 +133,11 @@ def count_uses(func: Any) -> dict[Any, int]:
     return uses
 
 
-def rewrite_pass(name: str, rules: Sequence[RewriteRule]) -> Any:
-    """A module pass that applies `rules` until none fires; dead code is removed after each round."""
+def rewrite_pass(name: str, rules: Sequence[RewriteRule], cse: bool = True) -> Any:
+    """A module pass that applies `rules` until none fires; dead code is removed after each round.
+
+    `cse=False` leaves equal expressions apart, as casts are that must each fuse into their own reader.
+    """
     import tvm
     from tvm import relax
 
@@ -154,7 +158,8 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule]) -> Any:
             if sum(counts.values()) == before:
                 break
             mod = relax.transform.CanonicalizeBindings()(mod)
-            mod = relax.transform.EliminateCommonSubexpr()(mod)
+            if cse:
+                mod = relax.transform.EliminateCommonSubexpr()(mod)
             mod = relax.transform.DeadCodeElimination()(mod)
         if counts:
             log.debug("%s: %s", name, ", ".join(f"{k} x {v}" for k, v in sorted(counts.items())))
@@ -192,6 +197,7 @@ def _make_walker() -> Any:
                 super().visit_var_binding_(binding)
                 return
             value = self.builder_.normalize(self.visit_expr(binding.value))
+            self.scope.name = binding.var.name
             for rule in self.table.get(op_name(value), ()):
                 found = rule.apply(self.scope, value)
                 if isinstance(found, Refusal):

@@ -1,6 +1,7 @@
 """Convolutions to our own tensor expressions: NHWC activations, weights packed into channel panels.
 
-What no case here claims (NCHW leftovers, symbolic shapes, dtypes other than float32) keeps TVM's own lowering.
+Weights may be constants in 16 bits. What no case here claims (NCHW leftovers, symbolic shapes, results other than
+float32) keeps TVM's own lowering.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, winograd_te
+from tvmx.passes.legalize import conv_te, short, winograd_te
 from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, Tile, register_tile, tile_cycles, winograd_plan
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.target import Target
@@ -43,8 +44,9 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         return default_legalization(bb, call)
     if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO") or str(attrs.out_layout) != "NHWC":
         return default_legalization(bb, call)
-    if any(str(a.ty.dtype) != "float32" for a in (x, weight, call)):
+    if not short.is_float_product(call):
         return default_legalization(bb, call)
+    x, weight = short.widened(bb, x), short.weight_of(bb, weight)
     _, height, width, channels = shapes[0]
     kh, kw, _, out = shapes[1]
     groups = int(attrs.groups)
@@ -85,7 +87,7 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         return emit(bb, lambda a, b: conv_te.pointwise(a, b, out, computed), "conv2d_1x1", x, packed)
     tile = register_tile(ow, out, kh * kw * channels, target)
     filters = constant_of(bb, weight)
-    if filters is not None and use_winograd(shapes[0], out, window, tile, target):
+    if filters is not None and filters.dtype == np.float32 and use_winograd(shapes[0], out, window, tile, target):
         tile = register_tile(math.ceil(ow / winograd_te.TILE), out, channels, target, rounding=False)
         packed = relax.const(winograd_te.weights(filters, tile.panel))
         return emit(bb, lambda a, b: winograd_te.winograd(a, b, out, window), "conv2d_winograd", x, packed)
@@ -102,8 +104,9 @@ def conv2d_transpose(bb: Any, call: Any, target: Target) -> Any:
     usual = (attrs.data_layout, attrs.kernel_layout, str(attrs.out_layout)) == ("NHWC", "HWIO", "NHWC")
     if not usual or shape is None or filters is None or int(attrs.groups) != 1 or _pair(attrs.dilation) != (1, 1):
         return unusual_transpose(bb, call)
-    if any(str(a.ty.dtype) != "float32" for a in (x, weight, call)):
+    if not short.is_float_product(call):
         return unusual_transpose(bb, call)
+    x = short.widened(bb, x)
 
     from tvm import relax
 

@@ -82,7 +82,7 @@ def _pointwise(x: Any, packed: Any, positions: int, op: str) -> Any:
     def product(m: Any, o: Any) -> Any:
         row = m if positions == n * h * w else tirx.min(m, n * h * w - 1)
         value = x[row // (h * w), row % (h * w) // w, row % w, k]
-        return te.sum(value * packed[o // width, k, o % width], axis=k)
+        return te.sum(value * packed[o // width, k, o % width].astype(x.dtype), axis=k)
 
     return te.compute((positions, panels * width), product, name=op, attrs={OP_ANNOTATION: op})
 
@@ -113,10 +113,8 @@ def _direct(x: Any, packed: Any, window: Window, columns: int, op: str, groups: 
 
     def product(b: Any, i: Any, j: Any, o: Any) -> Any:
         channel = k if groups == 1 else o // width // (panels // groups) * depth + k
-        return te.sum(
-            source[b, i * sh + ry * dh, j * sw + rx * dw, channel] * packed[o // width, ry, rx, k, o % width],
-            axis=[ry, rx, k],
-        )
+        weight = packed[o // width, ry, rx, k, o % width].astype(x.dtype)
+        return te.sum(source[b, i * sh + ry * dh, j * sw + rx * dw, channel] * weight, axis=[ry, rx, k])
 
     return te.compute((n, oh, columns, panels * width), product, name=op, attrs={OP_ANNOTATION: op})
 
@@ -227,7 +225,9 @@ def depthwise(x: Any, weight: Any, window: Window, fill: int = 0) -> Any:
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     out = te.compute(
         (n, oh, ow, c),
-        lambda b, i, j, o: te.sum(source[b, i * sh + ry * dh, j * sw + rx * dw, o] * weight[ry, rx, o], axis=[ry, rx]),
+        lambda b, i, j, o: te.sum(
+            source[b, i * sh + ry * dh, j * sw + rx * dw, o] * weight[ry, rx, o].astype(x.dtype), axis=[ry, rx]
+        ),
         name="depthwise",
         attrs={OP_ANNOTATION: "depthwise_conv2d"},
     )

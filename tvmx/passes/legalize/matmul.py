@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmx.passes.legalize import short
 from tvmx.passes.legalize.conv import constant_of, default_legalization, emit
 from tvmx.passes.legalize.matmul_te import (
     LINE,
@@ -71,9 +72,11 @@ class Operand:
 
 
 def matmul(bb: Any, call: Any, target: Target) -> Any:
-    """R.matmul(a, b) of float32 → `matmul_te.product`."""
-    a, b = (operand(bb, arg) for arg in call.args)
-    if a is None or b is None or any(str(x.ty.dtype) != "float32" for x in (*call.args, call)):
+    """R.matmul(a, b) to float32 → `matmul_te.product`. A constant b may be in 16 bits."""
+    if not short.is_float_product(call):
+        return default_legalization(bb, call)
+    a, b = operand(bb, short.widened(bb, call.args[0])), operand(bb, short.weight_of(bb, call.args[1]))
+    if a is None or b is None:
         return default_legalization(bb, call)
     n, k = b.columns, a.columns
     if not isinstance(n, int) or not isinstance(k, int) or n == 0 or k == 0:
@@ -222,7 +225,7 @@ def _default(bb: Any, a: Operand, b: Operand, out_shape: tuple[Any, ...]) -> Any
 
         return te.compute(
             out_shape,
-            lambda *i: te.sum(at(x, a, i[:-2], i[-2], k) * at(y, b, i[:-2], k, i[-1]), axis=k),
+            lambda *i: te.sum(at(x, a, i[:-2], i[-2], k) * at(y, b, i[:-2], k, i[-1]).astype("float32"), axis=k),
             name="matmul",
         )
 

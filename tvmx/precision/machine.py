@@ -1,0 +1,70 @@
+"""Does an operator gain from 16 bits on a target? A roofline: the larger of arithmetic and memory traffic.
+
+Counted in cycles of one core, from the Target's facts. Kernels that keep weights in 16 bits convert each vector of
+them once per register tile, so the conversion costs one operation for every `ROWS` products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmx.precision.operator import Operator
+from tvmx.target import Target
+
+ROWS = 8  # rows of a register tile: products that share one converted vector of weights
+DRAM_BYTES_PER_CYCLE = 6.0
+L3_BYTES_PER_CYCLE = 10.0
+L2_BYTES_PER_CYCLE = 32.0
+MARGIN = 0.97  # a gain below the model's own error is none
+
+CONVERTERS = {
+    "fp16": (frozenset({"f16c"}), frozenset({"avx512f"}), frozenset({"asimd"})),
+    "bf16": (frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimd"})),  # a shift
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether 16 bits pay for an operator, and why."""
+
+    short: bool
+    reason: str
+
+
+def has_arithmetic(target: Target, precision: str) -> bool:
+    """Does the target multiply in this type and accumulate in float32, by an instruction that our kernels use?"""
+    return target.kind != "cpu"
+
+
+def judge(op: Operator, precision: str, target: Target, total_weights: int) -> Verdict:
+    """Whether `op` is faster in 16 bits. `total_weights`: elements of all constants, which share the caches."""
+    if target.kind != "cpu":
+        return Verdict(True, f"{target.kind} computes in {precision}")
+    if not any(target.has(*needed) for needed in CONVERTERS[precision]):
+        return Verdict(False, f"the CPU has no {precision} arithmetic and no conversion of vectors")
+    if not op.weights:
+        return Verdict(False, f"no {precision} arithmetic on this CPU, and activations stay in cache")
+    wide, short = (_cycles(op, size, target, total_weights) for size in (4, 2))
+    ratio = short / wide
+    if ratio >= MARGIN:
+        return Verdict(
+            False, f"no {precision} arithmetic on this CPU; 16-bit storage modelled at {ratio:.2f}x the time"
+        )
+    return Verdict(True, f"16-bit storage, float32 arithmetic: modelled at {ratio:.2f}x the time")
+
+
+def _cycles(op: Operator, size: int, target: Target, total_weights: int) -> float:
+    lanes = target.lanes("float32")
+    reuse = max(1.0, op.macs / op.weights)
+    arithmetic = op.macs / lanes
+    if size == 2:
+        arithmetic *= 1 + 1 / min(reuse, ROWS)
+    touched = op.weights if op.macs else min(op.weights, op.elements)  # a look-up reads only its rows
+    memory = touched * size / _bytes_per_cycle(total_weights * size, target)
+    return max(arithmetic, memory, 1.0)
+
+
+def _bytes_per_cycle(working_set: int, target: Target) -> float:
+    if working_set > target.l3_bytes:
+        return DRAM_BYTES_PER_CYCLE
+    return L3_BYTES_PER_CYCLE if working_set > target.l2_bytes else L2_BYTES_PER_CYCLE
