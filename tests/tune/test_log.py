@@ -269,6 +269,14 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(TuningLog(tmp_path).records) == 2
 
 
+def test_a_folder_that_cannot_be_written_is_found_out_early(tmp_path: Path) -> None:
+    TuningLog(tmp_path).check_writable()
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()  # a folder's mode would not stop root
+    with pytest.raises(TuneError, match="you may write"):
+        TuningLog(tmp_path).check_writable()
+
+
 def test_related_winners_are_of_the_same_instructions_and_any_thread_count(tmp_path: Path) -> None:
     log = TuningLog(tmp_path)
     two = dataclasses.replace(AVX2, threads=AVX2.threads + 1)

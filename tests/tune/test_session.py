@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 
 from tests.tune.helpers import FakeMeasurer, module
 from tests.tune.test_worker import gone
-from tvmx.errors import ConfigError
+from tvmx.errors import ConfigError, TuneError
 from tvmx.schedule import apply_default
 from tvmx.target import PRESETS, Target
 from tvmx.tune import session
@@ -86,28 +87,32 @@ def test_time_budget(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyP
 
 
 class Slow(FakeMeasurer):
-    """0.05 s a build, one at a time."""
+    """A build takes a second of `now`, one at a time."""
+
+    now = 0.0
 
     def build(self, funcs: Any, stop: Any = lambda: False) -> list[Any]:
         out = []
         for func in funcs:
             if stop():
                 out.append(Built(None, "SKIPPED"))
-                continue
-            time.sleep(0.05)
-            out += super().build([func])
+            else:
+                Slow.now += 1.0
+                out += super().build([func])
         return out
 
 
-def test_the_time_budget_is_kept_within_a_round(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("budget", [4.5, 20.5])
+def test_the_time_budget_is_kept_within_a_trial(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, budget: float
 ) -> None:
     monkeypatch.setattr(session, "Measurer", Slow)
-    many = SearchConfig(batch=200, population=200, generations=1)
-    report = tune(extract_tasks(module()), target, tmp_path, 10**6, 2.0, on_progress=lambda p: None, search=many)
-    assert report.seconds < 6  # one batch of 200 takes 10 s
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: Slow.now))
+    long = SearchConfig(batch=16, population=20, generations=1, patience=10**6)
+    report = tune(extract_tasks(module()), target, tmp_path, 10**6, budget, on_progress=lambda p: None, search=long)
+    assert budget - 1 <= report.seconds <= budget + 1
     trials = [r for r in TuningLog(tmp_path).records if isinstance(r, Trial)]
-    assert report.new_trials == len(trials)
+    assert report.new_trials == len(trials) > 2
     assert all(t.status == "OK" for t in trials)  # what was skipped is not a failure
 
 
@@ -243,6 +248,12 @@ def test_a_kernel_whose_search_breaks_does_not_end_the_session(
     report = run(tmp_path, target, monkeypatch)
     assert "matmul: not tuned further: IndexError: out of ideas" in caplog.text
     assert next(t for t in report.progress.tasks if t.name == "add_one").trials > 1
+
+
+def test_nothing_to_tune(tmp_path: Path, target: Target) -> None:
+    with pytest.raises(TuneError, match="only kernels of static shape"):
+        tune([], target, tmp_path / "log")
+    assert not (tmp_path / "log").exists()
 
 
 def test_targets_of_other_machines_are_refused(target: Target) -> None:

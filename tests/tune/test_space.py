@@ -24,7 +24,7 @@ from tvmx.tune.apply import apply_schedules, schedule_hash
 from tvmx.tune.evolve import crossover, draw, evolve, mutate, mutate_tile, prime_factors
 from tvmx.tune.model import MIN_SAMPLES, CostModel
 from tvmx.tune.space import Choice, Space, metaschedule_spaces, spaces_for
-from tvmx.tune.task import Task, extract_tasks
+from tvmx.tune.task import Task, extract_tasks, merge_tasks
 from tvmx.tune.trace import key_of, replay, skeleton, trace_json
 from tvmx.tune.workload import workload_hash
 
@@ -57,6 +57,7 @@ def test_tasks_count_calls_and_merge_equal_kernels() -> None:
     twin = mod["matmul"].with_attr("op_pattern", 4)  # same computation under another name
     both = tvm.IRModule({**{v: f for v, f in mod.functions.items()}, tvm.ir.GlobalVar("copy"): twin})
     assert len(extract_tasks(both)) == 2
+    assert [(t.name, t.occurrences) for t in merge_tasks([*tasks, *tasks])] == [("matmul", 6), ("add_one", 2)]
 
 
 def test_symbolic_and_scheduled_kernels_are_left_out(target: Target) -> None:

@@ -168,6 +168,16 @@ class TuningLog:
         for record in records:
             self._index(record)
 
+    def check_writable(self) -> None:
+        """Raise TuneError, before much is measured, where nothing could be appended."""
+        try:
+            with self._lock():
+                pass
+        except OSError as error:
+            raise TuneError(
+                f"cannot write the tuning log {self.folder}: {error}; give a folder you may write"
+            ) from None
+
     def rewrite(self, select: Callable[[list[Trial | Verdict]], list[Trial | Verdict]]) -> None:
         """Keep what `select` returns of the records now on disk, and the workloads that they name.
 

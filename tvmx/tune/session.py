@@ -24,7 +24,7 @@ from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds
 from tvmx.tune.report import TuneReport
 from tvmx.tune.search import SearchConfig, TaskSearch
 from tvmx.tune.space import Candidate, last_line
-from tvmx.tune.task import Task
+from tvmx.tune.task import Task, merge_tasks
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,23 @@ def tune(
     Ends after `max_trials` trials of this session, `time_budget_s` seconds, or when nothing is left to try.
     Trials that the log already holds are not repeated. Ctrl-C ends the session after the kernel being measured;
     everything found until then is in the log. `on_progress` replaces the display on stderr.
-    Raises ConfigError for a target that is not this machine, TuneError for an unusable log or compiler.
+    Raises ConfigError for a target that is not this machine, TuneError for an unusable log or compiler and where
+    there is nothing to tune.
     """
     check_host(target)
+    if not tasks:
+        raise TuneError(
+            "there is no kernel to tune: only kernels of static shape can be; give the inputs' sizes as numbers, "
+            "such as --shape x=1,3,224,224"
+        )
     if max_trials < 1 or time_budget_s <= 0:
         raise ConfigError("max_trials must be at least 1 and time_budget_s positive")
     begin = time.monotonic()
+    tasks = merge_tasks(tasks)
+    tuning_log = TuningLog(log)
+    tuning_log.check_writable()
     with Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure) as measurer:
-        session = _Session(TuningLog(log), target, measurer, search or SearchConfig(), seed, interrupt, show)
+        session = _Session(tuning_log, target, measurer, search or SearchConfig(), seed, interrupt, show)
         session.max_trials, session.time_budget_s, session.begin = max_trials, time_budget_s, begin
         return session.run(tasks)
 
@@ -216,7 +225,7 @@ class _Session:
         measured: list[tuple[Candidate, float | None]] = []
         kept: dict[str, Built] = {}
         for candidate, build in zip(candidates, builds):
-            if build.status == "SKIPPED" or self.stop():
+            if build.status == "SKIPPED" or self.interrupt.count:  # what is built by the end of the budget still runs
                 build.delete()
                 continue
             status, samples, error = build.status, [], build.error

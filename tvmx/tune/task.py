@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +66,13 @@ def extract_tasks(lowered: Any) -> list[Task]:
             work = sum(math.prod((*b.spatial, *b.reduction)) for b in workload.blocks)
             tasks[key] = Task(found.name if found else name, key, canonical(func), times, work)
     return sorted(tasks.values(), key=lambda t: -t.work * t.occurrences)
+
+
+def merge_tasks(tasks: Iterable[Task]) -> list[Task]:
+    """Tasks of several programs as those of one: equal workloads once, their calls added, most work first."""
+    merged: dict[str, Task] = {}
+    for task in tasks:
+        found = merged.get(task.workload)
+        times = task.occurrences + (found.occurrences if found else 0)
+        merged[task.workload] = dataclasses.replace(found or task, occurrences=times)
+    return sorted(merged.values(), key=lambda t: -t.work * t.occurrences)
