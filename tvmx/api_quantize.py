@@ -8,7 +8,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,16 @@ from tvmx.quantize import (
 )
 from tvmx.quantize.data import Feed, Source
 from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.metrics import Metric
+from tvmx.quantize.quantizer import draft
+from tvmx.quantize.sensitivity import Sensitivity, SwitchedRuns, analyse
 from tvmx.quantize.settings import QuantizeConfig
+from tvmx.quantize.switched import switchable, switched_model
 from tvmx.target import Target, resolve
 
 log = logging.getLogger(__name__)
 
+MEASURED_SAMPLES = 16
 MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
 
 
@@ -49,6 +54,7 @@ def quantize(
     scheme: Scheme | None = None,
     *,
     max_drop: float | None = None,
+    metric: str | Metric | None = None,
     target: str | Target = "native",
     threads: int | None = None,
     shapes: Shapes | None = None,
@@ -60,16 +66,20 @@ def quantize(
 
     `calibration`: real inputs (see `tvmx.quantize.feeds`), or a Calibration made before, or its file. `observer`:
     minmax, ema, percentile, entropy (the default), mse, or "all", which compares their errors in the report and
-    uses entropy. `preprocess` says how pictures become inputs. `config` holds the remaining options; what is given
-    here wins over it. Raises ModelError, ConfigError or InputError.
+    uses entropy. `max_drop`: the share of accuracy that may go by `metric` ("auto", "top1", "cosine", "sqnr" or a
+    function of the outputs); layers responsible for more stay in float. `preprocess` says how pictures become
+    inputs. `config` holds the remaining options; what is given here wins over it. Raises ModelError, ConfigError or
+    InputError.
     """
-    config = _merged(config, observer=observer, scheme=scheme, max_drop=max_drop, threads=threads, image=preprocess)
+    given = {"observer": observer, "scheme": scheme, "max_drop": max_drop, "metric": metric}
+    config = _merged(config, threads=threads, image=preprocess, **given)
     chosen = resolve(target if target != "native" else config.target, config.threads)
     with ExitStack() as stack:
         job = _Job.open(model, calibration, config, chosen, shapes, constants)
         found = job.calibrate(stack)
         used = "entropy" if config.observer == "all" else config.observer
-        return finish(job.plan, found, used, compare_all=config.observer == "all")
+        measured = job.measure(found, used, config, stack) if config.measure or config.max_drop is not None else None
+        return finish(job.plan, found, used, compare_all=config.observer == "all", measured=measured)
 
 
 def calibrate(
@@ -107,6 +117,7 @@ class _Job:
     target: Target
     data: Iterator[Feed]
     known: Calibration | None
+    samples: list[Feed] = field(default_factory=list)  # the first of the data, kept to measure accuracy on
 
     @classmethod
     def open(
@@ -142,7 +153,27 @@ class _Job:
             return self.known
         tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs())))
         run = CompiledRun(watched(self.plan.graph, tensors), self.target, stack)
-        return collect(run, self.data, tensors, self.plan.placement.tensors)
+        return collect(run, self._keeping(), tensors, self.plan.placement.tensors)
+
+    def _keeping(self) -> Iterator[Feed]:
+        for feed in self.data:
+            if len(self.samples) < MEASURED_SAMPLES:
+                self.samples.append(feed)
+            yield feed
+
+    def measure(self, found: Calibration, observer: str, config: QuantizeConfig, stack: ExitStack) -> Sensitivity:
+        """SQNR of each layer by running, and the layers that `max_drop` leaves in float."""
+        if not self.samples:
+            raise ConfigError("measuring accuracy runs the model on real inputs; give them instead of ranges")
+        made = draft(self.plan, found, observer)
+        graph, placement = made.plan.graph, made.plan.placement
+        run = CompiledRun(switched_model(graph, placement, made.inserted, show=True), self.target, stack)
+        shown = {la.name: graph.nodes[la.node].output[0] for la in switchable(placement)}
+        outputs = [name for name in graph.outputs if graph.is_float(name)]
+        if not outputs:
+            raise ConfigError("the model has no float32 output to measure accuracy by")
+        runs = SwitchedRuns(run, self.samples, placement, outputs, shown)
+        return analyse(runs, placement, config.metric, config.max_drop)
 
     def float_inputs(self) -> list[str]:
         """Float inputs are watched whether quantised or not: checks look at them, and they cost nothing."""

@@ -44,6 +44,7 @@ def add_commands(
     sub.add_argument("--prefer", choices=["speed", "size"], help="size: every weight in int8")
     sub.add_argument("--max-drop", type=float, metavar="SHARE", help="keep layers in float until at most this is lost")
     sub.add_argument("--metric", help="accuracy for --max-drop: auto, top1, cosine or sqnr")
+    sub.add_argument("--measure", action="store_true", help="measure the SQNR of each layer by running")
     sub.add_argument("--report", metavar="FILE.json", help="write the report")
     sub.add_argument("--log", help="tuning log folder, for a .so")
 
@@ -123,7 +124,12 @@ def _quantize_settings(arguments: argparse.Namespace) -> QuantizeConfig:
     if arguments.override:
         flags["overrides"] = (*scheme.overrides, *map(parse_override, arguments.override))
     scheme = dataclasses.replace(scheme, **{k: v for k, v in flags.items() if v is not None})
-    rest = {"observer": arguments.observer, "max_drop": arguments.max_drop, "metric": arguments.metric}
+    rest = {
+        "observer": arguments.observer,
+        "max_drop": arguments.max_drop,
+        "metric": arguments.metric,
+        "measure": arguments.measure or None,
+    }
     return dataclasses.replace(config, scheme=scheme, **{k: v for k, v in rest.items() if v is not None})
 
 
@@ -134,8 +140,6 @@ def _quantize(arguments: argparse.Namespace) -> None:
     if bool(arguments.calib) == bool(arguments.ranges):
         raise ConfigError("give calibration data with --calib, or what `tvmx calibrate` wrote with --ranges")
     config = _quantize_settings(arguments)
-    if arguments.ranges and config.max_drop is not None:
-        raise ConfigError("--max-drop runs the model on real inputs: give them with --calib instead of --ranges")
     from tvmx import api, api_quantize
     from tvmx.cli import _constants, _shapes
     from tvmx.report.files import write_text

@@ -43,13 +43,24 @@ def test_percentile_splits_the_tail_between_both_sides():
     assert (low, high) == pytest.approx((np.percentile(values, 1), np.percentile(values, 99)), abs=0.02)
 
 
-def test_entropy_cuts_outliers_off_and_leaves_uniform_data_alone():
+def test_the_least_divergence_cuts_tails_off_and_leaves_uniform_data_alone():
     rng = np.random.default_rng(0)
-    outliers = np.append(np.abs(rng.standard_normal(200_000)), [60.0])
-    _, high = observe("entropy", stats_of(outliers), OPTIONS)
-    assert 2.0 < high < 30.0
-    _, high = observe("entropy", stats_of(rng.uniform(0, 5, 200_000)), OPTIONS)
-    assert high > 4.7
+    tails = np.bincount(np.minimum(np.abs(rng.standard_normal(200_000)) * 100, 1999).astype(int), minlength=2000)
+    tails[1999] += 1
+    assert 200 < kl_threshold(tails, 256) < 600
+    uniform = np.bincount((rng.uniform(0, 1, 200_000) * 2000).astype(int), minlength=2000)
+    assert kl_threshold(uniform, 256) > 1900
+
+
+@pytest.mark.parametrize("outlier", [5.0, 20.0, 1000.0])
+def test_entropy_never_clips_what_costs_more_than_it_saves(outlier):
+    values = np.append(np.abs(np.random.default_rng(0).standard_normal(200_000)), [outlier])
+    stats = stats_of(values)
+    low, high = observe("entropy", stats, OPTIONS)
+    assert low == 0
+    assert 2 < high <= outlier
+    error, unclipped = (quantization_error(stats, activation_qparams(0, h, "uint8", False)) for h in (high, outlier))
+    assert error <= unclipped
 
 
 def test_mse_beats_or_equals_every_other_observer():

@@ -5,7 +5,7 @@ The hook is replaceable: `make_plan(..., cost=)` takes any function of a `LayerC
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from onnx import NodeProto
@@ -21,6 +21,7 @@ class LayerCost:
     op: str
     macs: int
     input_elements: int
+    rounded_elements: int  # of these, what no integer kernel before makes
     output_elements: int
     weight_elements: int
     depthwise: bool
@@ -32,6 +33,7 @@ CostHook = Callable[[LayerCost, Target], "str | None"]
 # nanosecond in float32 and int8 by instruction set.
 QUANTIZE_NS = 0.12
 WEIGHT_BYTES_PER_NS = 8.0
+ACTIVATION_BYTES_PER_NS = 32.0
 
 
 def modelled(cost: LayerCost, target: Target) -> str | None:
@@ -41,14 +43,15 @@ def modelled(cost: LayerCost, target: Target) -> str | None:
     if cost.depthwise:
         gain = min(gain, 1.5)
     saved = cost.macs / float_rate * (1 - 1 / gain) + cost.weight_elements * 3 / WEIGHT_BYTES_PER_NS
-    spent = cost.input_elements * QUANTIZE_NS
+    saved += (cost.input_elements - cost.rounded_elements) * 3 / ACTIVATION_BYTES_PER_NS
+    spent = cost.rounded_elements * QUANTIZE_NS
     if saved >= spent:
         return None
-    return f"rounding its {cost.input_elements} inputs costs {spent:.0f} ns and saves {saved:.0f} ns by the model"
+    return f"rounding its {cost.rounded_elements} inputs costs {spent:.0f} ns and saves {saved:.0f} ns by the model"
 
 
-def layer_cost(graph: OnnxGraph, node: NodeProto) -> LayerCost | None:
-    """Sizes of a heavy operator; None where a shape is not known."""
+def layer_cost(graph: OnnxGraph, node: NodeProto, rounded: Container[str]) -> LayerCost | None:
+    """Sizes of a heavy operator; None where a shape is not known. `rounded`: tensors that no integer kernel makes."""
     shapes = [graph.shape(name) for name in (*node.input[:2], node.output[0])]
     if any(s is None or not all(isinstance(d, int) for d in s) for s in shapes):
         return None
@@ -62,10 +65,12 @@ def layer_cost(graph: OnnxGraph, node: NodeProto) -> LayerCost | None:
     else:
         depth = x[-2] if node.op_type == "Gemm" and attribute(node, "transA", 0) else x[-1]
         macs = sizes[2] * depth
-    computed = sum(sizes[k] for k in (0, 1) if not graph.is_constant(node.input[k]))
+    operands = [k for k in (0, 1) if not graph.is_constant(node.input[k])]
+    computed = sum(sizes[k] for k in operands)
+    by_itself = sum(sizes[k] for k in operands if node.input[k] in rounded)
     constant = sum(sizes[k] for k in (0, 1) if graph.is_constant(node.input[k]))
     depthwise = node.op_type == "Conv" and group > 1 and group == w[0]
-    return LayerCost(node.op_type, macs, computed, sizes[2], constant, depthwise)
+    return LayerCost(node.op_type, macs, computed, by_itself, sizes[2], constant, depthwise)
 
 
 def _product(dims: tuple[int, ...]) -> int:

@@ -65,7 +65,15 @@ def entropy(stats: TensorStats, options: ObserverOptions) -> Range:
     magnitude, width = _magnitudes(stats)
     one_sided = not options.symmetric and (stats.low >= 0 or stats.high <= 0)
     threshold = kl_threshold(magnitude, 256 if one_sided else 128) * width
-    return max(stats.low, -threshold), min(stats.high, threshold)
+    # Divergence does not see how far a clipped value was moved. Where clipping costs more squared error than the
+    # finer steps save, the threshold moves out until it does not.
+    unclipped = quantization_error(stats, _params(stats.low, stats.high, options))
+    while True:
+        low, high = max(stats.low, -threshold), min(stats.high, threshold)
+        clips = low > stats.low or high < stats.high
+        if not clips or quantization_error(stats, _params(low, high, options)) <= unclipped:
+            return low, high
+        threshold *= 1.05
 
 
 def _magnitudes(stats: TensorStats) -> tuple[NDArray[np.int64], float]:

@@ -31,6 +31,8 @@ UNARY = frozenset({
 })  # fmt: skip
 BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
 
+NO_CANDIDATE = ""  # in place of a reason: nobody would expect this operator to be quantised
+
 MAX_CONCAT_RATIO = 16.0  # of the greatest to the least range that one scale may serve
 
 
@@ -76,6 +78,7 @@ class Placement:
     kept: tuple[Kept, ...]
     tensors: dict[str, str] = field(default_factory=dict)
     signed: frozenset[str] = frozenset()  # roots that must be symmetric int8: second operands of products
+    rounded: frozenset[str] = frozenset()  # tensors that no integer kernel makes: rounding them is work of its own
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -113,7 +116,8 @@ class _Placer:
                 continue
             found = self._candidate(index, node)
             if isinstance(found, str):
-                self.reasons[index] = found
+                if found != NO_CANDIDATE:
+                    self.reasons[index] = found
                 continue
             self.active[index] = found
             if node.op_type in HEAVY:
@@ -131,7 +135,8 @@ class _Placer:
             if k not in quantized_elsewhere
         )
         tensors = self._shared_scales(layers)
-        return Placement(layers, weight_only, kept, tensors, self._signed(layers, tensors))
+        rounded = frozenset(n for n in tensors if self.graph.producer.get(self.roots.root[n]) not in self.active)
+        return Placement(layers, weight_only, kept, tensors, self._signed(layers, tensors), rounded)
 
     # candidates
 
@@ -146,7 +151,8 @@ class _Placer:
         if name in self.refuse:
             return self.refuse[name]
         if not self.graph.is_float(node.input[0]) or not self.graph.is_float(node.output[0]):
-            return "it is not float32"
+            known = self.graph.types.get(node.output[0])
+            return "it is not float32" if node.op_type in HEAVY or known is None else NO_CANDIDATE
         if node.op_type in HEAVY:
             return self._heavy(index, node, name)
         return self._joining(index, node, name)
@@ -171,14 +177,14 @@ class _Placer:
         graph = self.graph
         if node.op_type in ("Add", "Mul"):
             if index in self.roots.elementwise:
-                return "it becomes the epilogue of the kernel before"
+                return NO_CANDIDATE  # it becomes the epilogue of the kernel before
             return Layer(index, name, node.op_type, (0, 1))
         if node.op_type == "Concat":
             if any(graph.is_constant(i) for i in node.input):
                 return "one of its parts is a constant"
             return Layer(index, name, node.op_type, tuple(range(len(node.input))))
         if graph.is_constant(node.input[0]):
-            return "it reads a constant"
+            return NO_CANDIDATE
         if node.op_type == "Pad" and not _zero_pad(graph, node):
             return "it pads with something other than 0"
         if node.op_type == "Resize" and attribute(node, "mode", "nearest") == "cubic":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -12,8 +13,8 @@ from onnx import ModelProto
 from tvmx.quantize.calibrate import Calibration
 from tvmx.quantize.checks import data_warnings
 from tvmx.quantize.cost import CostHook, layer_cost, modelled
-from tvmx.quantize.graph import Array, OnnxGraph, node_name
-from tvmx.quantize.insert import insert_qdq
+from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.insert import Inserted, insert_qdq
 from tvmx.quantize.model import QuantizedModel
 from tvmx.quantize.observers import (
     OBSERVERS,
@@ -27,6 +28,7 @@ from tvmx.quantize.placement import HEAVY, MAX_CONCAT_RATIO, Placement, place
 from tvmx.quantize.qparams import QParams, QWeight, activation_qparams
 from tvmx.quantize.report import LayerReport, QuantReport
 from tvmx.quantize.scheme import ResolvedScheme
+from tvmx.quantize.sensitivity import Sensitivity
 from tvmx.target import Target
 
 
@@ -76,16 +78,21 @@ def make_plan(
     plan = Plan(proto, name, graph, scheme, place(graph, scheme))
     if scheme.scheme.prefer == "size":
         return plan
-    hook = cost or modelled
-    refuse: dict[str, str] = {}
+    while refuse := _too_costly(plan, target, cost or modelled):  # what follows a float layer has to round again
+        plan = plan.without(refuse)
+    return plan
+
+
+def _too_costly(plan: Plan, target: Target, hook: CostHook) -> dict[str, str]:
+    """The first layers, in graph order, that the cost model would rather leave in float, and why."""
     for layer in plan.placement.layers:
-        if layer.op not in HEAVY or scheme.scheme.precision_of(layer.name, layer.op) == "int8":
+        if layer.op not in HEAVY or plan.scheme.scheme.precision_of(layer.name, layer.op) == "int8":
             continue
-        sizes = layer_cost(graph, graph.nodes[layer.node])
+        sizes = layer_cost(plan.graph, plan.graph.nodes[layer.node], plan.placement.rounded)
         reason = hook(sizes, target) if sizes is not None else None
         if reason is not None:
-            refuse[layer.name] = reason
-    return plan.without(refuse) if refuse else plan
+            return {layer.name: reason}
+    return {}
 
 
 def settle_concats(plan: Plan, calibration: Calibration) -> Plan:
@@ -118,30 +125,67 @@ def options_of(plan: Plan, root: str) -> ObserverOptions:
     return ObserverOptions(plan.scheme.scheme.percentile, signed, "int8" if signed else "uint8")
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A plan with the parameters chosen and the QDQ model they give."""
+
+    plan: Plan
+    qparams: dict[str, QParams]
+    inserted: Inserted
+
+
+def draft(plan: Plan, calibration: Calibration, observer: str, biases: Mapping[str, Array] | None = None) -> Draft:
+    """The QDQ model by one observer. `biases`: corrected float biases by layer."""
+    plan = settle_concats(plan, calibration)
+    qparams = choose_qparams(plan, calibration, observer)
+    return Draft(plan, qparams, insert_qdq(plan.graph, plan.placement, qparams, plan.scheme.weight_limit, biases))
+
+
 def finish(
     plan: Plan,
     calibration: Calibration,
     observer: str,
     compare_all: bool = False,
     biases: Mapping[str, Array] | None = None,
+    measured: Sensitivity | None = None,
 ) -> QuantizedModel:
-    """The QDQ model by one observer; with `compare_all` the report holds the error of every observer."""
-    plan = settle_concats(plan, calibration)
-    qparams = choose_qparams(plan, calibration, observer)
-    inserted = insert_qdq(plan.graph, plan.placement, qparams, plan.scheme.weight_limit, biases)
+    """The QDQ model by one observer and its report.
+
+    With `compare_all` the report holds the error of every observer. Layers that `measured` leaves in float stay in
+    float here.
+    """
+    if measured is not None and measured.in_float:
+        plan = plan.without(
+            {
+                name: f"max_drop keeps it in float: {100 * measured.noise[name]:.1f} % of the noise at the outputs"
+                for name in measured.in_float
+            }
+        )
+    made = draft(plan, calibration, observer, biases)
+    plan = made.plan
     names = OBSERVERS if compare_all else {observer: None}
     report = QuantReport(
-        layers=tuple(_layer_reports(plan, calibration, qparams, inserted.weights)),
+        layers=tuple(_layer_reports(made, calibration, measured)),
         kept=tuple((k.name, k.op, k.reason) for k in plan.placement.kept),
         weight_only=tuple((w.name, w.op) for w in plan.placement.weight_only),
         warnings=tuple(data_warnings(plan.graph, plan.placement, calibration)),
         observer=observer,
         samples=calibration.samples,
         bytes_before=_parameter_bytes(plan.proto),
-        bytes_after=_parameter_bytes(inserted.model),
+        bytes_after=_parameter_bytes(made.inserted.model),
         observers={n: mean_sqnr(plan, calibration, choose_qparams(plan, calibration, n)) for n in names},
+        accuracy=_accuracy(measured),
     )
-    return QuantizedModel(inserted.model, plan.name, report)
+    return QuantizedModel(made.inserted.model, plan.name, report)
+
+
+def _accuracy(measured: Sensitivity | None) -> dict[str, Any]:
+    if measured is None:
+        return {}
+    facts: dict[str, Any] = {"metric": measured.metric, "quantized": measured.before}
+    if measured.in_float:
+        facts |= {"with layers in float": measured.after, "layers in float": list(measured.in_float)}
+    return facts
 
 
 def mean_sqnr(plan: Plan, calibration: Calibration, qparams: Mapping[str, QParams]) -> float:
@@ -159,34 +203,27 @@ def tensor_sqnr(calibration: Calibration, name: str, params: QParams) -> float:
     return sqnr_db(signal_power(stats), quantization_error(stats, params))
 
 
-def _layer_reports(
-    plan: Plan,
-    calibration: Calibration,
-    qparams: Mapping[str, QParams],
-    weights: Mapping[tuple[str, int | None], QWeight],
-) -> list[LayerReport]:
-    reports = []
-    for layer in plan.placement.layers:
-        node = plan.graph.nodes[layer.node]
-        roots = [plan.placement.tensors[node.input[i]] for i in layer.activations]
-        worst = min(roots, key=lambda r: tensor_sqnr(calibration, r, qparams[r]))
+def _layer_reports(made: Draft, calibration: Calibration, measured: Sensitivity | None) -> Iterator[LayerReport]:
+    graph, placement = made.plan.graph, made.plan.placement
+    noise = {root: tensor_sqnr(calibration, root, params) for root, params in made.qparams.items()}
+    for layer in placement.layers:
+        node = graph.nodes[layer.node]
+        worst = min((placement.tensors[node.input[i]] for i in layer.activations), key=lambda root: noise[root])
         weight_db = float("inf")
         if layer.weight is not None:
             name = node.input[layer.weight]
-            value = plan.graph.constant(name)
+            value = graph.constant(name)
             assert value is not None
-            weight_db = _weight_sqnr(value, weights[(name, layer.weight_axis)])
-        params = qparams[worst]
-        reports.append(
-            LayerReport(
-                name=node_name(node),
-                op=layer.op,
-                input_range=(params.low, params.high),
-                input_db=tensor_sqnr(calibration, worst, params),
-                weight_db=weight_db,
-            )
+            weight_db = _weight_sqnr(value, made.inserted.weights[(name, layer.weight_axis)])
+        params = made.qparams[worst]
+        yield LayerReport(
+            name=layer.name,
+            op=layer.op,
+            input_range=(params.low, params.high),
+            input_db=noise[worst],
+            weight_db=weight_db,
+            measured_db=None if measured is None else measured.measured_db.get(layer.name),
         )
-    return reports
 
 
 def _weight_sqnr(weight: Array, quantized: QWeight) -> float:

@@ -10,13 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One integer layer. SQNR in dB, of what it reads, of its weight, and of its result by both (inf: exact)."""
+    """One integer layer. SQNR in dB, of what it reads, of its weight, and of its result by both (inf: exact).
+
+    `measured_db`: of its result with everything before it quantised too, where that was measured.
+    """
 
     name: str
     op: str
     input_range: tuple[float, float]
     input_db: float
     weight_db: float
+    measured_db: float | None = None
 
     @property
     def local_db(self) -> float:
@@ -59,12 +63,12 @@ class QuantReport:
     def _lines(self) -> list[str]:
         width = max((len(la.name) for la in self.layers), default=5)
         width = min(max(width, 5), 48)
-        lines = [f"{'layer':<{width}}  {'op':<17} {'range':>21}  {'input':>6} {'weight':>6} {'both':>6}  dB"]
+        lines = [f"{'layer':<{width}}  {'op':<17} {'range':>21}  {'input':>6} {'weight':>6} {'both':>6} {'run':>6}  dB"]
         for la in self.layers:
             low, high = la.input_range
             lines.append(
                 f"{la.name[-width:]:<{width}}  {la.op:<17} {low:>10.4g} {high:>10.4g}  "
-                f"{_db(la.input_db)} {_db(la.weight_db)} {_db(la.local_db)}"
+                f"{_db(la.input_db)} {_db(la.weight_db)} {_db(la.local_db)} {_db(la.measured_db)}"
             )
         for name, op in self.weight_only:
             lines.append(f"{name[-width:]:<{width}}  {op:<17} int8 weight, computed in float")
@@ -83,5 +87,5 @@ class QuantReport:
         return lines
 
 
-def _db(value: float) -> str:
-    return f"{value:6.1f}" if math.isfinite(value) else "     -"
+def _db(value: float | None) -> str:
+    return f"{value:6.1f}" if value is not None and math.isfinite(value) else "     -"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tvmx.errors import ConfigError
 from tvmx.quantize.images import Preprocess
+from tvmx.quantize.metrics import METRICS, Metric
 from tvmx.quantize.observers import OBSERVERS
 from tvmx.quantize.scheme import Override, Scheme
 
@@ -32,13 +33,16 @@ class QuantizeConfig:
     threads: int | None = None
     observer: str = "entropy"
     max_drop: float | None = None
-    metric: str = "auto"
+    metric: str | Metric = "auto"
+    measure: bool = False  # SQNR of each layer by running, as max_drop does too
     scheme: Scheme = field(default_factory=Scheme)
     image: Preprocess | None = None
 
     def __post_init__(self) -> None:
         if self.observer != "all" and self.observer not in OBSERVERS:
             raise ConfigError(f"unknown observer {self.observer!r}; use one of {', '.join(OBSERVERS)}, or all")
+        if isinstance(self.metric, str) and self.metric not in ("auto", *METRICS):
+            raise ConfigError(f"unknown metric {self.metric!r}; use auto, {', '.join(METRICS)} or a function")
         if self.max_drop is not None and not 0 <= self.max_drop < 1:
             raise ConfigError(f"max_drop={self.max_drop}: give the share of accuracy that may go, such as 0.01")
 

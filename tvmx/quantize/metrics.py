@@ -1,0 +1,69 @@
+"""How close a quantised model is to the float one: 1 is equal; what is missing to 1 is the drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tvmx.errors import ConfigError
+from tvmx.quantize.graph import Array
+
+Outputs = Sequence[Array]  # of one run, in the order of the model's outputs
+Metric = Callable[[Sequence[Outputs], Sequence[Outputs]], float]  # (float runs, quantised runs)
+
+
+def top1(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """Share of rows (last axis) of the first output whose greatest element is at the same place."""
+    equal = [np.mean(np.argmax(a[0], -1) == np.argmax(b[0], -1)) for a, b in zip(expected, got)]
+    return float(np.mean(equal))
+
+
+def cosine(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """Mean over the runs of the cosine between outputs, that of the worst output of each run."""
+    return float(np.mean([min(_cosine(x, y) for x, y in zip(a, b)) for a, b in zip(expected, got)]))
+
+
+def _cosine(a: Array, b: Array) -> float:
+    x, y = (v.astype(np.float64).ravel() for v in (a, b))
+    if not np.isfinite(y).all():
+        return 0.0
+    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
+    if norms == 0:
+        return float(np.array_equal(x, y))
+    return float(x @ y / norms)
+
+
+def signal(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """1 - noise power / signal power of the worst output, over all runs: 0.99 is an SQNR of 20 dB."""
+    return 1 - max(noise_shares(expected, got))
+
+
+def noise_shares(expected: Sequence[Outputs], got: Sequence[Outputs]) -> list[float]:
+    """Noise power / signal power of each output over all runs."""
+    shares = []
+    for k in range(len(expected[0])):
+        power = sum(float(np.sum(np.square(a[k], dtype=np.float64))) for a in expected)
+        noise = sum(float(np.sum((a[k].astype(np.float64) - b[k]) ** 2)) for a, b in zip(expected, got))
+        shares.append(noise / power if power > 0 else float(noise > 0))
+    return shares
+
+
+METRICS: dict[str, Metric] = {"top1": top1, "cosine": cosine, "sqnr": signal}
+
+
+def metric_of(name: str | Metric, expected: Sequence[Outputs]) -> tuple[str, Metric]:
+    """A metric by name. "auto": top1 where the first output holds probabilities, else cosine. Raises ConfigError."""
+    if callable(name):
+        return getattr(name, "__name__", "metric"), name
+    if name == "auto":
+        name = "top1" if all(_probabilities(a[0]) for a in expected) else "cosine"
+    if name not in METRICS:
+        raise ConfigError(f"unknown metric {name!r}; use auto, {', '.join(METRICS)} or a function")
+    return name, METRICS[name]
+
+
+def _probabilities(output: Array) -> bool:
+    if output.ndim < 2 or output.shape[-1] < 2:
+        return False
+    return bool((output >= 0).all() and np.allclose(output.sum(-1), 1, atol=1e-3))

@@ -1,0 +1,102 @@
+"""Which layers an accuracy loss comes from, and which to leave in float so that at most a given share is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvmx.quantize.data import Feed
+from tvmx.quantize.graph import Array
+from tvmx.quantize.metrics import Metric, Outputs, metric_of, noise_shares
+from tvmx.quantize.observers import sqnr_db
+from tvmx.quantize.placement import Placement
+from tvmx.quantize.switched import FLAGS, flags_for, switchable
+
+RANKING_SAMPLES = 4  # one run for each of them and each layer
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What measuring found. `noise`: per layer, its share of the outputs' noise power, each quantised alone.
+
+    `measured_db`: per layer, SQNR of its result with every layer quantised. `in_float`: layers to leave in float.
+    """
+
+    metric: str
+    before: float
+    after: float
+    noise: dict[str, float]
+    measured_db: dict[str, float]
+    in_float: tuple[str, ...]
+
+
+class SwitchedRuns:
+    """Runs of a switched program on a few kept samples, with any set of layers in float."""
+
+    def __init__(
+        self,
+        run: Callable[[Feed], Mapping[str, Array]],
+        samples: Sequence[Feed],
+        placement: Placement,
+        outputs: Sequence[str],
+        shown: Mapping[str, str],
+    ) -> None:
+        """`outputs`: the model's float outputs; `shown`: layer → tensor of its result, where it is shown."""
+        self._run = run
+        self._samples = samples
+        self._placement = placement
+        self._outputs = outputs
+        self._shown = shown
+
+    def outputs(self, in_float: Iterable[str], samples: int | None = None) -> list[Outputs]:
+        """The model's outputs for each sample, or only the first few."""
+        flags = flags_for(self._placement, set(in_float))
+        runs: list[Outputs] = []
+        for sample in self._samples[:samples]:
+            made = self._run({**sample, FLAGS: flags})
+            runs.append([made[name].copy() for name in self._outputs])
+        return runs
+
+    def layer_sqnr(self) -> dict[str, float]:
+        """SQNR in dB of each shown layer's result, all quantised against all in float."""
+        everything = {la.name for la in self._placement.layers}
+        power = dict.fromkeys(self._shown, 0.0)
+        noise = dict.fromkeys(self._shown, 0.0)
+        for sample in self._samples:
+            made = self._run({**sample, FLAGS: flags_for(self._placement, everything)})
+            exact = {layer: made[name].astype("float64") for layer, name in self._shown.items()}
+            made = self._run({**sample, FLAGS: flags_for(self._placement, set())})
+            for layer, name in self._shown.items():
+                power[layer] += float((exact[layer] ** 2).sum())
+                noise[layer] += float(((exact[layer] - made[name]) ** 2).sum())
+        return {layer: sqnr_db(power[layer], noise[layer]) for layer in self._shown}
+
+
+def analyse(runs: SwitchedRuns, placement: Placement, metric: str | Metric, max_drop: float | None) -> Sensitivity:
+    """Measure, and with `max_drop` find the layers to leave in float, most harmful first.
+
+    All of them in float is the float model, so every `max_drop` is reached.
+    """
+    names = [la.name for la in switchable(placement)]
+    expected = runs.outputs(names)
+    name, measure = metric_of(metric, expected)
+    before = measure(expected, runs.outputs(()))
+    sqnr = runs.layer_sqnr()
+    if max_drop is None or before >= 1 - max_drop:
+        return Sensitivity(name, before, before, {}, sqnr, ())
+    few = RANKING_SAMPLES
+    # Each layer quantised alone: small noises add, whereas what one layer contributes to a large noise is chance.
+    alone = {n: sum(noise_shares(expected[:few], runs.outputs([o for o in names if o != n], few))) for n in names}
+    total = max(sum(alone.values()), 1e-30)
+    noise = {n: value / total for n, value in alone.items()}
+    ranked = sorted(names, key=lambda n: -noise[n])
+    # The fewest leading layers that suffice, by bisection: accuracy grows with them, but for noise of its own.
+    low, high, after = 0, len(ranked), 1.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = measure(expected, runs.outputs(ranked[:middle]))
+        if reached >= 1 - max_drop:
+            high, after = middle, reached
+        else:
+            low = middle
+    return Sensitivity(name, before, after, noise, sqnr, tuple(ranked[:high]))
