@@ -64,11 +64,14 @@ def install() -> None:
     """Register all intrinsics (idempotent)."""
     from tvm.s_tir import TensorIntrin
 
-    for unit, widths in _WIDTHS.items():
-        for lanes in widths:
-            name = name_of(unit, lanes)
-            if TensorIntrin.get(name, allow_missing=True) is None:
-                TensorIntrin.register(name, *_functions(unit, lanes))
+    from tvmx.compat import fast_stack
+
+    with fast_stack():  # the script parser looks at the stack all the time
+        for unit, widths in _WIDTHS.items():
+            for lanes in widths:
+                name = name_of(unit, lanes)
+                if TensorIntrin.get(name, allow_missing=True) is None:
+                    TensorIntrin.register(name, *_functions(unit, lanes))
 
 
 def _functions(unit: str, lanes: int) -> tuple[Any, Any]:
