@@ -1,4 +1,4 @@
-"""Ctrl-C during a session: counted, so that the session ends where nothing is lost."""
+"""Ctrl-C and SIGTERM during a session: counted, so that the session ends where nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 
 
 class Interrupt:
-    """Counts Ctrl-C instead of raising: TVM turns an exception in a callback into an error of its own.
+    """Counts signals instead of raising: TVM turns an exception in a callback into an error of its own.
 
     The second one raises. Outside the main thread signals belong to someone else, and nothing is counted.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._old: Any = None
+        self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._old = signal.signal(signal.SIGINT, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGINT, self._old)
+        for number, old in self._old.items():
+            signal.signal(number, old)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
