@@ -26,7 +26,8 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, old in self._old.items():
-            signal.signal(number, old)
+            if old is not None:  # set by C code, and not to be had from here
+                signal.signal(number, old)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

@@ -176,7 +176,9 @@ def metaschedule_spaces(task: Task, target: Target) -> list[Space]:
     load_tensor_intrinsics()
     from tvm.s_tir import meta_schedule as ms
 
-    rules = list(ms.ScheduleRule.create("llvm"))
+    # Custom rules are looked up by name and warned about on stderr where there is none, as on CPUs.
+    custom = ms.schedule_rule.ApplyCustomRule
+    rules = [r for r in ms.ScheduleRule.create("llvm") if not isinstance(r, custom)]
     plain_tiling = ms.schedule_rule.MultiLevelTiling("SSRSRS", max_innermost_factor=64)  # nothing is moved below it
     attempts = [
         rules,
