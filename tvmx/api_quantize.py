@@ -152,8 +152,9 @@ class _Job:
         if self.known is not None:
             return self.known
         tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs())))
-        run = CompiledRun(watched(self.plan.graph, tensors), self.target, stack)
-        return collect(run, self._keeping(), tensors, self.plan.placement.tensors)
+        shown = watched(self.plan.graph, tensors)
+        run = CompiledRun(shown.model, self.target, stack)
+        return collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors)
 
     def _keeping(self) -> Iterator[Feed]:
         for feed in self.data:

@@ -28,7 +28,7 @@ def calibration_of(plan, data, tensors=None):
     tensors = tensors or plan.tensors
     shown = watched(plan.graph, tensors)
     stream = feeds(data, input_specs(plan.graph))
-    return collect(lambda feed: reference(shown, feed), stream, tensors, plan.placement.tensors)
+    return collect(lambda feed: reference(shown.model, feed), stream, shown.outputs, plan.placement.tensors)
 
 
 def quantized(proto, data=None, observer="minmax", scheme=None, **options):

@@ -65,38 +65,54 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def collect(
-    run: Run, data: Iterable[Feed], tensors: Iterable[str], alias: Mapping[str, str] | None = None
+    run: Run, data: Iterable[Feed], outputs: Mapping[str, str], alias: Mapping[str, str] | None = None
 ) -> Calibration:
-    """Stream `data` through `run` and update the statistics of `tensors` (inputs of the model included).
+    """Stream `data` through `run` and update the statistics of tensors (inputs of the model included).
 
-    Memory does not depend on how much data there is. Raises ConfigError when there is none.
+    `outputs`: tensor → output of `run` that shows it, see `watched`. Memory does not depend on how much data there is. Raises ConfigError when there is none.
     """
-    stats = {name: TensorStats() for name in tensors}
+    stats = {name: TensorStats() for name in outputs}
     samples = 0
     for feed in data:
-        outputs = run(feed)
+        made = run(feed)
         for name, entry in stats.items():
-            entry.update(feed[name] if name in feed else outputs[name])
+            entry.update(feed[name] if name in feed else made[outputs[name]])
         samples += 1
     if not samples:
         raise ConfigError("the calibration data is empty; give at least one sample, better a hundred")
     return Calibration(stats, samples, dict(alias or {}))
 
 
-def watched(graph_index: OnnxGraph, tensors: Iterable[str]) -> ModelProto:
-    """The model with `tensors` as further float outputs, for a run that shows them."""
-    model = graph_index.proto
-    graph = model.graph
-    present = {o.name for o in graph.output} | {i.name for i in graph.input}
-    result = ModelProto()
-    result.CopyFrom(model)
+@dataclass(frozen=True)
+class Watched:
+    """A model that shows intermediate tensors; `outputs`: tensor → the output that holds its elements, in any order."""
+
+    model: ModelProto
+    outputs: dict[str, str]
+
+
+def watched(graph: OnnxGraph, tensors: Iterable[str]) -> Watched:
+    """The model with `tensors` as further float outputs, for a run that shows them.
+
+    Images are shown channels last, as the kernels hold them: the order of elements does not matter to statistics,
+    and a transpose to channels first would cost as much as a layer.
+    """
+    model = ModelProto()
+    model.CopyFrom(graph.proto)
+    present = {o.name for o in model.graph.output} | {i.name for i in model.graph.input}
+    outputs = {}
     for name in tensors:
-        if name not in present:
-            result.graph.output.append(
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, graph_index.shape(name) or ())
-            )
-            present.add(name)
-    return result
+        outputs[name] = name
+        if name in present:
+            continue
+        shape = graph.shape(name) or ()
+        if len(shape) == 4:
+            outputs[name] = f"{name}_channels_last"
+            shape = tuple(shape[k] for k in (0, 2, 3, 1))
+            transpose = helper.make_node("Transpose", [name], [outputs[name]], outputs[name], perm=[0, 2, 3, 1])
+            model.graph.node.append(transpose)
+        model.graph.output.append(helper.make_tensor_value_info(outputs[name], TensorProto.FLOAT, shape))
+    return Watched(model, outputs)
 
 
 def input_specs(graph: OnnxGraph) -> tuple[InputSpec, ...]:

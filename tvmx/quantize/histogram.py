@@ -25,6 +25,7 @@ class GrowingHistogram:
         self.counts: NDArray[np.int64] = np.zeros(bins, np.int64)
         self.exponent: int | None = None  # width = 2**exponent; None until the first value
         self.start = 0
+        self._first, self._last = np.inf, -np.inf  # outer borders
 
     @property
     def width(self) -> float:
@@ -48,7 +49,10 @@ class GrowingHistogram:
         """Count `values` (any shape, finite), all of which lie in [low, high]."""
         if values.size == 0:
             return
-        self._cover(low, high)
+        if not (self._first <= low and high < self._last):
+            self._cover(low, high)
+            edges = self.edges()
+            self._first, self._last = float(edges[0]), float(edges[-1])
         # Exact: the width is a power of two, and float64 has room below float32's least value.
         index = np.floor(np.ravel(values).astype(np.float64) / self.width).astype(np.int64)
         index -= self.start

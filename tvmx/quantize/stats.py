@@ -11,7 +11,7 @@ from tvmx.quantize.histogram import BINS, GrowingHistogram
 
 # Elements of one tensor and one run that the histogram counts. Extremes are taken over all elements; the shape of
 # a distribution is known from far fewer, and counting is what costs time.
-SAMPLE_LIMIT = 16384
+SAMPLE_LIMIT = 4096
 
 
 class TensorStats:
