@@ -69,7 +69,8 @@ def collect(
 ) -> Calibration:
     """Stream `data` through `run` and update the statistics of tensors (inputs of the model included).
 
-    `outputs`: tensor → output of `run` that shows it, see `watched`. Memory does not depend on how much data there is. Raises ConfigError when there is none.
+    `outputs`: tensor → output of `run` that shows it, see `watched`. Memory does not depend on how much data there
+    is. Raises ConfigError when there is none.
     """
     stats = {name: TensorStats() for name in outputs}
     samples = 0
