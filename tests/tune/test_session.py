@@ -346,6 +346,24 @@ def test_winners_of_other_thread_counts_and_logs_are_tried_first(
     assert first(tmp_path / "three") == wanted
 
 
+def test_winners_over_an_older_default_are_challenged_before_anything_is_searched(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their trials are in the log: what they cost is a comparison each."""
+    run(tmp_path / "old", target, monkeypatch)
+    old = TuningLog(tmp_path / "old")
+    won = {r.workload: r for r in old.records if isinstance(r, Verdict) and r.status == CONFIRMED}
+    TuningLog(tmp_path / "new").append(
+        [dataclasses.replace(r, default_hash="0" * 16) if isinstance(r, Verdict) else r for r in old.records]
+    )
+    report = run(tmp_path / "new", target, monkeypatch, trials=3)  # the defaults, and one more to come that far
+    new = TuningLog(tmp_path / "new").records[len(old.records) :]
+    again = [r for r in new if isinstance(r, Verdict) and r.status == CONFIRMED]
+    assert {r.workload for r in again} == won.keys()
+    assert all(json.dumps(r.trace) == json.dumps(won[r.workload].trace) for r in again)
+    assert report.confirmed == len(won)
+
+
 def test_trials_of_other_targets_do_not_count(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, target, monkeypatch, trials=8)
     key = TuningLog(tmp_path).records[0].workload

@@ -54,6 +54,8 @@ class TaskSearch:
         self.candidates: dict[str, Candidate] = {}  # the measured ones that still replay
         self.rejected: set[str] = set()
         self.seeds: list[Candidate] = []  # earlier winners that must prove themselves again
+        self.promise = 0.0  # share of the default's time that they saved elsewhere; 0 once they were tried
+        self.given_tried = False  # each rule's own choice of decisions
         self.trials = 0  # in this session and before
         self.rounds = 0
         self.idle_rounds = 0
@@ -96,7 +98,9 @@ class TaskSearch:
         for verdict in related:
             if verdict is not self.winner:
                 candidate = self._again(verdict) or self._foreign(verdict)
-                self.seeds += [candidate] if candidate is not None else []
+                if candidate is not None:
+                    self.seeds.append(candidate)
+                    self.promise = max(self.promise, 1 - 1 / verdict.speedup, self.config.min_gain)
         for verdict in tuning_log.verdicts(self.task.workload, self.target):
             if verdict.default_hash == self.default_hash and verdict.status != "CONFIRMED":
                 rejected = self._again(verdict)
@@ -120,7 +124,11 @@ class TaskSearch:
         return self.exhausted or self.idle_rounds >= self.config.patience
 
     def propose(self, model: CostModel) -> list[Candidate]:
-        """The next round's candidates: mostly the model's favourites, some at random; none when there are no more."""
+        """The next round's candidates: mostly the model's favourites, some at random; none when there are no more.
+
+        Earlier winners come first and alone: they are few and likely to win again. None is left where all are
+        measured already; then the round is for their challenge of the default.
+        """
         wanted = self.config.batch
         chosen: dict[str, Candidate] = {}
 
@@ -131,8 +139,12 @@ class TaskSearch:
                 if candidate.key not in self.seconds:
                     chosen.setdefault(candidate.key, candidate)
 
-        if self.rounds == 0:
-            # Each rule's own choice of decisions, and winners of an earlier default.
+        if self.promise:
+            self.promise = 0.0
+            take(self.seeds, wanted)
+            return list(chosen.values())
+        if not self.given_tried:
+            self.given_tried = True
             take(self.seeds, wanted)
             take([c for s in self.spaces[1:] if (c := s.candidate(s.given))], wanted // 2)
         population = evolve(
@@ -202,7 +214,7 @@ class TaskSearch:
             return 0.0
         recent = sum(self.gains[-2:]) / 2 if self.gains else 0.0
         room = 0.03 + 0.25 * (1 - min(1.0, self.rate / peak_rate) if peak_rate else 1.0)
-        hope = room * best * 0.6**self.rounds * 0.7**self.idle_rounds
+        hope = max(self.promise, room * 0.6**self.rounds * 0.7**self.idle_rounds) * best
         return self.task.occurrences * max(0.7 * recent, hope)
 
     def _remember(self, candidate: Candidate, seconds: float | None) -> None:
