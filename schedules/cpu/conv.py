@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvmx_schedules.cpu.blocks import as_int
 from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, perfect, stages
 
 from tvmx.passes.legalize.conv_model import (
@@ -23,6 +24,7 @@ from tvmx.passes.legalize.conv_model import (
     split_parallel,
     tile_of_panel,
 )
+from tvmx.passes.legalize.conv_te import ROWS_ANNOTATION, SYMBOLIC
 from tvmx.schedule import schedule_rule
 from tvmx.schedule.workload import OP_ANNOTATION
 from tvmx.target import Target
@@ -140,6 +142,44 @@ def conv2d(sch: Any, target: Target) -> None:
     _finish(sch, conv, kh, last, 4, lanes)
 
 
+@schedule_rule(
+    "cpu.conv2d_symbolic", match=lambda w: w.op in (SYMBOLIC, SYMBOLIC + DETACHED), when=lambda t: t.kind == "cpu"
+)
+def conv2d_symbolic(sch: Any, target: Target) -> None:
+    """Direct convolution of unknown batch, height or width, output row by output row.
+
+    All panels of a row while the weights stay in L2, else all rows of a panel.
+    """
+    stage = stages(sch, SYMBOLIC)
+    conv, last = stage.anchor, stage.last
+    detached = is_detached(sch, conv)
+    rows = int(sch.get(conv).annotations[ROWS_ANNOTATION])
+    panel = int(sch.get(conv).reads[-1].source.shape[-1])
+    _, lanes = tile_of_panel(panel, target)
+    n, h, w, o, kh, kw, k = sch.get_loops(conv)
+    weight_bytes = BYTES * math.prod(extent(sch, l) for l in (o, kh, kw, k))
+    if detached:
+        finish_detached(sch, last, target, target.threads > 1)
+        last = sch.cache_write(conv, 0, "local")
+    w0, w1 = sch.split(w, [None, rows])
+    o1, oi = sch.split(o, [None, panel])
+    ov, ol = sch.split(oi, [None, lanes])
+    order = [o1, n, h] if weight_bytes > target.l2_bytes // 2 else [n, h, o1]
+    sch.reorder(*order, w0, kh, kw, k, w1, ov, ol)
+    outer = sch.fuse(n, h)
+    sch.reverse_compute_at(last, w0, preserve_unit_loops=True)
+    if not detached:
+        sch.set_scope(conv, 0, "local")
+    if stage.before is not None:
+        copy_rows(sch, stage.before, 0, target)
+        pad = sch.fuse(*sch.get_loops(stage.before)[:2])
+        if target.threads > 1:
+            sch.parallel(pad)
+    if target.threads > 1:
+        sch.parallel(outer)
+    _finish(sch, conv, kh, last, 3, lanes)
+
+
 def is_detached(sch: Any, conv: Any) -> bool:
     return str(sch.get(conv).annotations[OP_ANNOTATION]).endswith(DETACHED)
 
@@ -149,7 +189,8 @@ def finish_detached(sch: Any, last: Any, target: Target, parallel: bool) -> None
     n, h, w, c = sch.get_loops(last)
     lanes = target.lanes("float32")
     inner = c if extent(sch, c) >= lanes // 2 else sch.fuse(w, c)
-    step = math.gcd(extent(sch, inner), lanes)
+    size = as_int(sch.get(inner).extent)  # None: LLVM vectorises a loop of symbolic length
+    step = math.gcd(size, lanes) if size is not None else 1
     if step > 1:
         _, inner = sch.split(inner, [None, step])
         sch.vectorize(inner)

@@ -40,14 +40,12 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
     attrs = call.attrs
     x, weight = call.args
     shapes = [static_shape(a) for a in (x, weight)]
-    if shapes[0] is None or shapes[1] is None:
+    if shapes[1] is None:
         return default_legalization(bb, call)
     if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO") or str(attrs.out_layout) != "NHWC":
         return default_legalization(bb, call)
     if not short.is_float_product(call):
         return default_legalization(bb, call)
-    x, weight = short.widened(bb, x), short.weight_of(bb, weight)
-    _, height, width, channels = shapes[0]
     kh, kw, _, out = shapes[1]
     groups = int(attrs.groups)
     window = Window(
@@ -56,6 +54,12 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
         _pair(attrs.dilation),
     )
+    if shapes[0] is None and groups > 1:
+        return default_legalization(bb, call)
+    x, weight = short.widened(bb, x), short.weight_of(bb, weight)
+    if shapes[0] is None:
+        return symbolic_conv2d(bb, call, x, weight, window, target)
+    _, height, width, channels = shapes[0]
     ow = window.output(height, width)[1]
     if groups == channels == out and groups > 1:
         flat = transformed(bb, weight, lambda w: _reshape_te(w, (kh, kw, out)), lambda w: w.reshape(kh, kw, out))
@@ -96,29 +100,58 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
     return emit(bb, lambda a, b: conv_te.direct(a, b, out, window, columns), "conv2d", x, packed)
 
 
+NOMINAL_WIDTH = 48
+"""Columns that a symbolic width is taken for when the register tile is chosen."""
+
+
+def symbolic_conv2d(bb: Any, call: Any, x: Any, weight: Any, window: Window, target: Target) -> Any:
+    """conv2d of one group whose batch, height or width is symbolic: direct, with the tile along an output row."""
+    from tvm import tirx
+
+    width, channels = x.ty.shape.values[2:]
+    if not isinstance(channels, tirx.IntImm):
+        return default_legalization(bb, call)
+    kh, kw, depth, out = (int(d) for d in weight.ty.shape.values)
+    ow = window.output(1, int(width))[1] if isinstance(width, tirx.IntImm) else NOMINAL_WIDTH
+    tile = register_tile(ow, out, kh * kw * depth, target)
+    packed = transformed(bb, weight, lambda w: conv_te.pack_panels(w, tile.panel), lambda w: pack_array(w, tile.panel))
+    return emit(bb, lambda a, b: conv_te.direct_symbolic(a, b, out, window, tile.rows), "conv2d_symbolic", x, packed)
+
+
 def conv2d_transpose(bb: Any, call: Any, target: Target) -> Any:
     """R.nn.conv2d_transpose over NHWC × HWIO (I the input's channels) float32, constant weight, one group."""
+    from tvm import relax, tirx
+
     attrs = call.attrs
     x, weight = call.args
     shape, filters = static_shape(x), constant_of(bb, weight)
+    sizes = [int(d) if isinstance(d, tirx.IntImm) else d for d in x.ty.shape.values]
     usual = (attrs.data_layout, attrs.kernel_layout, str(attrs.out_layout)) == ("NHWC", "HWIO", "NHWC")
-    if not usual or shape is None or filters is None or int(attrs.groups) != 1 or _pair(attrs.dilation) != (1, 1):
+    if (
+        not usual
+        or not isinstance(sizes[3], int)
+        or filters is None
+        or int(attrs.groups) != 1
+        or _pair(attrs.dilation) != (1, 1)
+    ):
         return unusual_transpose(bb, call)
     if not short.is_float_product(call):
         return unusual_transpose(bb, call)
     x = short.widened(bb, x)
 
-    from tvm import relax
-
     kh, kw, depth, out = filters.shape
     up = conv_te.Upsampling.of(
-        (shape[1], shape[2]),
+        (sizes[1], sizes[2]),
         (kh, kw),
         _pair(attrs.strides),
         tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
         _pair(attrs.output_padding),
     )
     dense = up.filters(filters)
+    if shape is None:
+        tile = register_tile(NOMINAL_WIDTH, dense.shape[3], dense.shape[0] * dense.shape[1] * depth, target)
+        panels = relax.const(pack_array(dense, tile.panel))
+        return emit(bb, lambda a, b: conv_te.transposed(a, b, out, up, tile.rows), "conv2d_transpose", x, panels)
     width = up.window.output(shape[1], shape[2])[1]
     positions = shape[0] * shape[1] * shape[2] if up.window.is_pointwise else width
     taps = dense.shape[0] * dense.shape[1]
@@ -173,7 +206,7 @@ def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Tile, targe
     rows, columns = math.ceil(oh / winograd_te.TILE), math.ceil(ow / winograd_te.TILE)
     threads = target.threads if direct > MIN_PARALLEL_MACS / target.lanes("float32") else 1
     plan = winograd_plan(n, rows, columns, channels, out, target, threads)
-    return plan.cycles < 0.9 * direct / threads
+    return bool(plan.cycles < 0.9 * direct / threads)
 
 
 def emit(bb: Any, te_function: Callable[..., Any], name: str, *args: Any) -> Any:

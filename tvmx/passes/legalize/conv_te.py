@@ -14,6 +14,10 @@ import numpy as np
 
 from tvmx.schedule.workload import OP_ANNOTATION
 
+SYMBOLIC = "conv2d_symbolic"
+ROWS_ANNOTATION = "tvmx.rows"
+"""Columns of the register tile that the output of a symbolic convolution is rounded up to."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -24,8 +28,8 @@ class Window:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
 
-    def output(self, height: int, width: int) -> tuple[int, int]:
-        """(H, W) of the input → (OH, OW)."""
+    def output(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """(H, W) of the input → (OH, OW); ints, or expressions over symbolic dims."""
         spans = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation)]
         return (
             (height + self.pads[0] + self.pads[2] - spans[0]) // self.strides[0] + 1,
@@ -37,14 +41,15 @@ class Window:
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
 
-def padded(x: Any, window: Window, rows: int, columns: int, dtype: str = "", fill: int = 0) -> Any:
+def padded(x: Any, window: Window, rows: Any, columns: Any, dtype: str = "", fill: int = 0) -> Any:
     """x[N, H, W, C] with `fill` around it, as `dtype` if given: [N, rows, columns, C]; `x` itself if it is the same."""
     from tvm import te, tirx
 
     n, h, w, c = x.shape
     top, left = window.pads[:2]
     dtype = dtype or str(x.dtype)
-    inner = (rows, columns) == (int(h), int(w)) and top == 0 and left == 0
+    fixed = isinstance(rows, int) and isinstance(columns, int)
+    inner = fixed and (rows, columns) == (_size(h), _size(w)) and top == 0 and left == 0
     if inner and dtype == str(x.dtype):
         return x
     around = tirx.const(fill, dtype)
@@ -85,6 +90,49 @@ def _pointwise(x: Any, packed: Any, positions: int, op: str) -> Any:
         return te.sum(value * packed[o // width, k, o % width].astype(x.dtype), axis=k)
 
     return te.compute((positions, panels * width), product, name=op, attrs={OP_ANNOTATION: op})
+
+
+def direct_symbolic(x: Any, packed: Any, channels: int, window: Window, rows: int) -> Any:
+    """`direct` for a batch or an image of unknown size: x[N, H, W, K] → [N, OH, OW, channels]."""
+    from tvm import te
+
+    oh, ow = window.output(*(_size(d) for d in x.shape[1:3]))
+    out = _direct_symbolic(x, packed, window, rows, SYMBOLIC)
+    return te.compute((x.shape[0], oh, ow, channels), lambda b, i, j, o: out[b, i, j, o], name="unpack")
+
+
+def _direct_symbolic(x: Any, packed: Any, window: Window, rows: int, op: str) -> Any:
+    """[N, OH, columns, P·nb], columns rounded up to the register tile of `rows` columns.
+
+    Past the end of a row a 1×1 kernel reads the last column again, and any other finds padding.
+    """
+    from tvm import te, tirx
+
+    n, h, w, _ = (_size(d) for d in x.shape)
+    panels, kh, kw, depth, width = (int(d) for d in packed.shape)
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    oh, ow = window.output(h, w)
+    columns = (ow + (rows - 1)) // rows * rows
+    source = x
+    if not window.is_pointwise:
+        source = padded(x, window, (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1)
+    ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
+    k = te.reduce_axis((0, depth), "k")
+
+    def product(b: Any, i: Any, j: Any, o: Any) -> Any:
+        column = tirx.min(j, ow - 1) if window.is_pointwise else j * sw + rx * dw
+        return te.sum(
+            source[b, i * sh + ry * dh, column, k] * packed[o // width, ry, rx, k, o % width], axis=[ry, rx, k]
+        )
+
+    attrs = {OP_ANNOTATION: op, ROWS_ANNOTATION: rows}
+    return te.compute((n, oh, columns, panels * width), product, name=op, attrs=attrs)
+
+
+def _size(dim: Any) -> Any:
+    from tvm import tirx
+
+    return int(dim) if isinstance(dim, int | tirx.IntImm) else dim
 
 
 def direct(x: Any, packed: Any, channels: int, window: Window, columns: int) -> Any:
@@ -146,12 +194,12 @@ class Upsampling:
     window: Window  # of the dense convolution: stride 1, pads may be negative (rows never read)
     strides: tuple[int, int]
     before: tuple[int, int]
-    output: tuple[int, int]
+    output: tuple[Any, Any]
 
     @classmethod
     def of(
         cls,
-        size: tuple[int, int],
+        size: tuple[Any, Any],
         kernel: tuple[int, int],
         strides: tuple[int, int],
         pads: tuple[int, int, int, int],
@@ -163,11 +211,11 @@ class Upsampling:
             k, s, first = kernel[axis], strides[axis], pads[axis]
             out = (size[axis] - 1) * s - first - pads[axis + 2] + k + output_padding[axis]
             tap, block = -(-k // s), first // s
-            blocks = (out - 1 + first) // s - block + 1
+            beyond = (k - 1 - s - pads[axis + 2] + output_padding[axis]) // s + 1  # blocks beyond one an input row
             start = tap - 1 - block
             taps.append(tap)
             starts.append(start)
-            ends.append(blocks + tap - 1 - size[axis] - start)
+            ends.append(beyond - block + tap - 1 - start)
             before.append(first % s)
             outputs.append(out)
         window = Window((taps[0], taps[1]), pads=(starts[0], starts[1], ends[0], ends[1]))
@@ -187,14 +235,18 @@ class Upsampling:
 def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int) -> Any:
     """Transposed convolution. x[N, H, W, K], packed panels of `up.filters` → [N, OH, OW, channels].
 
-    `columns` is what `direct` takes, or the `positions` of `pointwise` where the dense convolution is 1×1.
+    `columns` is what `direct` takes, or the `positions` of `pointwise` where the dense convolution is 1×1; for symbolic
+    sizes the rows of the register tile.
     """
     from tvm import te
 
     sh, sw = up.strides
     oh, ow = up.output
-    n, h, w, _ = (int(d) for d in x.shape)
-    if up.window.is_pointwise:
+    n, h, w, _ = (_size(d) for d in x.shape)
+    symbolic = not all(isinstance(d, int) for d in (n, h, w))
+    if symbolic:
+        grid = _direct_symbolic(x, packed, up.window, columns, SYMBOLIC + "_detached")
+    elif up.window.is_pointwise:
         flat = _pointwise(x, packed, columns, "conv2d_1x1_detached")
     else:
         grid = _direct(x, packed, up.window, columns, "conv2d_detached")
@@ -202,7 +254,7 @@ def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int)
     def value(b: Any, y: Any, z: Any, o: Any) -> Any:
         i, j = y + up.before[0], z + up.before[1]
         channel = (i % sh * sw + j % sw) * channels + o
-        if up.window.is_pointwise:
+        if up.window.is_pointwise and not symbolic:
             return flat[(b * h + i // sh) * w + j // sw, channel]
         return grid[b, i // sh, j // sw, channel]
 
