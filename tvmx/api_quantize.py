@@ -32,10 +32,12 @@ from tvmx.quantize import (
     prepare_model,
     watched,
 )
+from tvmx.quantize.bias_correction import corrected_biases
 from tvmx.quantize.data import Feed, Source
+from tvmx.quantize.equalize import equalize
 from tvmx.quantize.graph import Array, OnnxGraph
 from tvmx.quantize.metrics import Metric
-from tvmx.quantize.quantizer import draft
+from tvmx.quantize.quantizer import Draft, draft
 from tvmx.quantize.sensitivity import Sensitivity, SwitchedRuns, analyse
 from tvmx.quantize.settings import QuantizeConfig
 from tvmx.quantize.switched import switchable, switched_model
@@ -44,6 +46,7 @@ from tvmx.target import Target, resolve
 log = logging.getLogger(__name__)
 
 MEASURED_SAMPLES = 16
+CORRECTED_SAMPLES = 4  # a run for each of them and each layer
 MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
 
 
@@ -78,8 +81,10 @@ def quantize(
         job = _Job.open(model, calibration, config, chosen, shapes, constants)
         found = job.calibrate(stack)
         used = "entropy" if config.observer == "all" else config.observer
-        measured = job.measure(found, used, config, stack) if config.measure or config.max_drop is not None else None
-        return finish(job.plan, found, used, compare_all=config.observer == "all", measured=measured)
+        biases = job.correct(found, used, stack) if config.scheme.bias_correction else {}
+        measure = config.measure or config.max_drop is not None
+        measured = job.measure(found, used, config, biases, stack) if measure else None
+        return finish(job.plan, found, used, config.observer == "all", biases, measured)
 
 
 def calibrate(
@@ -132,6 +137,9 @@ class _Job:
         if isinstance(model, QuantizedModel):
             raise ConfigError("this model is quantised already")
         proto, name = prepare_model(model, shapes, constants)
+        if config.scheme.equalize:
+            proto, pairs = equalize(proto)
+            log.info("%s: %d pairs of layers equalised", name, pairs)
         if isinstance(calibration, str | Path) and Path(calibration).suffix == ".json":
             calibration = load_calibration(calibration)
         known = calibration if isinstance(calibration, Calibration) else None
@@ -162,13 +170,30 @@ class _Job:
                 self.samples.append(feed)
             yield feed
 
-    def measure(self, found: Calibration, observer: str, config: QuantizeConfig, stack: ExitStack) -> Sensitivity:
-        """SQNR of each layer by running, and the layers that `max_drop` leaves in float."""
+    def correct(self, found: Calibration, observer: str, stack: ExitStack) -> dict[str, Array]:
+        """Biases without the mean error of quantising, by layer."""
+        made = draft(self.plan, found, observer)
+        run = self._switched(made, stack)
+        return corrected_biases(run, self.samples[:CORRECTED_SAMPLES], made.plan.graph, made.plan.placement)
+
+    def _switched(self, made: Draft, stack: ExitStack) -> CompiledRun:
         if not self.samples:
             raise ConfigError("measuring accuracy runs the model on real inputs; give them instead of ranges")
-        made = draft(self.plan, found, observer)
+        proto = switched_model(made.plan.graph, made.plan.placement, made.inserted, show=True)
+        return CompiledRun(proto, self.target, stack)
+
+    def measure(
+        self,
+        found: Calibration,
+        observer: str,
+        config: QuantizeConfig,
+        biases: Mapping[str, Array],
+        stack: ExitStack,
+    ) -> Sensitivity:
+        """SQNR of each layer by running, and the layers that `max_drop` leaves in float."""
+        made = draft(self.plan, found, observer, biases)
         graph, placement = made.plan.graph, made.plan.placement
-        run = CompiledRun(switched_model(graph, placement, made.inserted, show=True), self.target, stack)
+        run = self._switched(made, stack)
         shown = {la.name: graph.nodes[la.node].output[0] for la in switchable(placement)}
         outputs = [name for name in graph.outputs if graph.is_float(name)]
         if not outputs:

@@ -78,3 +78,17 @@ def test_options_from_toml(files, capsys):
     config.write_text("[quantize.scheme]\nper_chanel = false\n")
     assert main([str(a) for a in arguments]) == 1
     assert "per_channel" in capsys.readouterr().err
+
+
+def test_every_option_at_once_runs_through_our_own_programs():
+    scheme = tvmx.Scheme(equalize=True, bias_correction=True, overrides=(tvmx.quantize.parse_override("op:*=int8"),))
+    result = tvmx.quantize(convnet(), {"x": ROWS}, "all", scheme, max_drop=1e-7, metric="sqnr", threads=1)
+    facts = result.report.accuracy
+    assert facts["metric"] == "sqnr"
+    assert facts["quantized"] < facts["with layers in float"]
+    assert facts["layers in float"]
+    assert all(la.name not in facts["layers in float"] for la in result.report.layers)
+    assert json.loads(json.dumps(result.report.to_json()))["accuracy"] == facts
+    with pytest.raises(ConfigError, match="real inputs"):
+        ranges = tvmx.calibrate(convnet(), {"x": ROWS[:2]}, threads=1)
+        tvmx.quantize(convnet(), ranges, max_drop=0.01)

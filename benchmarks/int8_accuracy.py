@@ -1,0 +1,265 @@
+"""INT8 accuracy: each zoo model quantised with the default settings against FP32 in ONNX Runtime, on real inputs.
+
+Calibration and test inputs differ. A model that loses more than 1 % is quantised again with `max_drop`, which names
+the layers responsible and keeps them in float. With --cost, calibration time against plain runs and peak memory of
+800 runs against 8 are measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import machine
+from benchmarks.models import (
+    Inputs,
+    ZooModel,
+    ctc_text,
+    detection_page,
+    orient_pages,
+    text_lines,
+    zoo,
+    zoo_model,
+)
+from benchmarks.models import _chw as chw
+from benchmarks.models import _resize as resize
+from benchmarks.models import _skimage as picture
+from benchmarks.peers import onnxruntime_session
+
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+PICTURES = ("text", "astronaut", "coffee", "chelsea", "camera", "coins", "rocket", "page")
+DROP = 0.01
+
+Outputs = list[np.ndarray]
+Score = Callable[[Sequence[Outputs], Sequence[Outputs]], float]
+
+
+def pictures(size: int, key: str, turns: int, scale: float = 1.0) -> list[Inputs]:
+    """Photographs and pages, turned by quarters."""
+    made = []
+    for name in PICTURES:
+        for k in range(turns):
+            small = resize(np.ascontiguousarray(np.rot90(picture(name), -k)), size, size)
+            pixels = chw(small, *IMAGENET) if scale == 1.0 else small.astype(np.float32).transpose(2, 0, 1)[None]
+            made.append({key: np.ascontiguousarray(pixels)})
+    return made
+
+
+def lines(count: int, seed: int) -> list[Inputs]:
+    """Rendered lines of random letters and digits, at sizes between 24 and 36."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        text = "".join(rng.choice(list(string.ascii_letters + string.digits + "   .,:-"), int(rng.integers(5, 17))))
+        line = Image.new("RGB", (320, 48), "white")
+        font = ImageFont.load_default(size=int(rng.integers(24, 37)))
+        ImageDraw.Draw(line).text((8, 4), text, fill="black", font=font)
+        made.append({"x": chw(np.asarray(line), [0.5] * 3, [0.5] * 3)})
+    return made
+
+
+def files(paths: list[Path]) -> list[Inputs]:
+    """The first and last 1024 bytes of files, padded with 256, as magika reads them."""
+    made = []
+    for path in paths:
+        data = path.read_bytes()
+        head, tail = data.lstrip()[:1024], data.rstrip()[-1024:]
+        values = [*head, *[256] * (1024 - len(head)), *[256] * (1024 - len(tail)), *tail]
+        made.append({"bytes": np.array([values], np.int32)})
+    return made
+
+
+def random_runs(model: ZooModel, count: int, seed: int) -> list[Inputs]:
+    return [model.random_inputs(np.random.default_rng(seed + k)) for k in range(count)]
+
+
+def inputs_of(model: ZooModel) -> tuple[list[Inputs], list[Inputs]]:
+    """(calibration, test) inputs: real ones where there are any."""
+    if model.name == "orient":
+        return pictures(224, "x", 4), [f for _, f in orient_pages()]
+    if model.name == "ppocr4-det":
+        return pictures(320, "x", 2), [f for _, f in detection_page()]
+    if model.name == "ppocr4-rec":
+        return lines(48, 1), [f for _, f in text_lines()] + lines(21, 2)
+    if model.name == "yolox":
+        made = pictures(416, "images", 3, 255.0)
+        return made[::2], made[1::2]
+    if model.name == "magika":
+        sources = sorted(Path(__file__).parents[1].rglob("*.*"))
+        usable = [p for p in sources if p.is_file() and ".git" not in p.parts and 200 < p.stat().st_size < 200_000]
+        chosen = usable[:: max(1, len(usable) // 80)]
+        return files(chosen[::2]), files(chosen[1::2])
+    return random_runs(model, 48, 0), random_runs(model, 16, 1000)
+
+
+def top1(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    return float(np.mean([np.mean(a[0].argmax(-1) == b[0].argmax(-1)) for a, b in zip(expected, got)]))
+
+
+def mask_iou(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """Of the text mask at 0.3."""
+    a, b = (np.stack([r[0] for r in runs]) > 0.3 for runs in (expected, got))
+    return float((a & b).sum() / max(1, (a | b).sum()))
+
+
+def cosine(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """Least over the runs, of the last output (a sentence's embedding, a detector's boxes)."""
+    pairs = [(a[-1].ravel().astype(np.float64), b[-1].ravel()) for a, b in zip(expected, got)]
+    return float(min(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)) for x, y in pairs))
+
+
+def texts(path: Path) -> Score:
+    """Share of the lines whose recognised text is equal."""
+    import onnx
+
+    meta = {p.key: p.value for p in onnx.load(path).metadata_props}
+    charset = meta["character"].splitlines()
+    return lambda a, b: float(np.mean([ctc_text(x[0][0], charset) == ctc_text(y[0][0], charset) for x, y in zip(a, b)]))
+
+
+def score_of(model: ZooModel) -> tuple[str, Score]:
+    if model.name == "ppocr4-rec":
+        return "text equality", texts(model.path)
+    if model.name == "ppocr4-det":
+        return "mask IoU", mask_iou
+    if model.name in ("orient", "magika", "resnet18"):
+        return "top-1 agreement", top1
+    return "least cosine", cosine
+
+
+def run_compiled(model: Any, test: list[Inputs], shapes: Any, folder: Path, constants: Any = None) -> list[Outputs]:
+    import tvmx
+    from tvmx.runtime import GraphExecutor
+
+    path = tvmx.compile(model, folder / "model.so", shapes=shapes, constants=constants).path
+    with GraphExecutor(path) as program:
+        return [list(program(f).values()) for f in test]
+
+
+def sqnr(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """In dB, of the worst output over all runs."""
+    worst = np.inf
+    for k in range(len(expected[0])):
+        a, b = (np.stack([r[k] for r in runs]).astype(np.float64) for runs in (expected, got))
+        if not np.array_equal(a, b):
+            worst = min(worst, 10 * np.log10((a**2).sum() / ((a - b) ** 2).sum()))
+    return float(worst)
+
+
+def measure(model: ZooModel, observer: str, table: bool) -> dict[str, Any]:
+    import tvmx
+
+    calibration, test = inputs_of(model)
+    session = onnxruntime_session(str(model.path), 1)
+    expected = [session.run(None, {**f, **model.constants}) for f in test]
+    name, score = score_of(model)
+    where = {"shapes": model.shapes, "constants": model.constants}
+    row: dict[str, Any] = {"model": model.name, "measure": name, "samples": len(calibration), "test": len(test)}
+    with tempfile.TemporaryDirectory() as folder:
+        for drop in (None, DROP):
+            quantized = tvmx.quantize(str(model.path), calibration, observer, max_drop=drop, **where)
+            got = run_compiled(quantized, test, model.shapes, Path(folder))
+            key = "default" if drop is None else "max_drop"
+            report = quantized.report
+            row[key] = {
+                "score": score(expected, got),
+                "sqnr_db": round(sqnr(expected, got), 1),
+                "int8_operators": len(report.layers),
+                "size_ratio": round(report.bytes_after / report.bytes_before, 3),
+                "in_float": report.accuracy.get("layers in float", []),
+            }
+            if table:
+                print(report)
+            if row[key]["score"] >= 1 - DROP:
+                break
+    return row
+
+
+def calibration_cost(model: ZooModel, runs: int = 500) -> dict[str, float]:
+    """Seconds of `runs` calibration runs over those of plain runs, compiling left out of both."""
+    from tvmx.api_quantize import CompiledRun
+    from tvmx.quantize import Scheme, collect, make_plan, prepare_model, watched
+    from tvmx.target import resolve
+
+    target = resolve("native", 1)
+    inputs = random_runs(model, 8, 0)
+    proto, name = prepare_model(model.path, model.shapes, model.constants)
+    plan = make_plan(proto, name, Scheme().for_target(target), target, dict(model.shapes))
+    shown = watched(plan.graph, plan.tensors)
+    with ExitStack() as stack:
+        plain, watching = (CompiledRun(p, target, stack) for p in (proto, shown.model))
+        for feed in inputs:
+            plain(feed), watching(feed)
+        seconds = {"plain": 0.0, "calibration": 0.0}
+        for _ in range(10):  # alternately, so that both meet the same machine
+            block = [inputs[k % 8] for k in range(runs // 10)]
+            begin = time.perf_counter()
+            for feed in block:
+                plain(feed)
+            middle = time.perf_counter()
+            collect(watching, block, shown.outputs)
+            seconds["plain"] += middle - begin
+            seconds["calibration"] += time.perf_counter() - middle
+    return {**seconds, "ratio": seconds["calibration"] / seconds["plain"]}
+
+
+def peak_memory(name: str, batches: int) -> int:
+    """Peak resident bytes of a process that calibrates with so many batches."""
+    code = (
+        "import sys; from benchmarks.int8_accuracy import calibrate_only; calibrate_only(sys.argv[1], int(sys.argv[2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name, str(batches)], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+def calibrate_only(name: str, batches: int) -> None:
+    """Calibrate and print the peak memory of this process."""
+    import tvmx
+
+    model = zoo_model(name)
+    data = (model.random_inputs(np.random.default_rng(k)) for k in range(batches))
+    tvmx.calibrate(str(model.path), data, shapes=model.shapes, constants=model.constants)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help="of the zoo (default: all)")
+    parser.add_argument("--observer", default="entropy")
+    parser.add_argument("--table", action="store_true", help="print each report: SQNR per layer")
+    parser.add_argument("--cost", action="store_true", help="calibration time and memory too")
+    parser.add_argument("-o", "--output", type=Path, help="write JSON")
+    arguments = parser.parse_args()
+    rows = []
+    print(json.dumps(machine()))
+    for model in zoo():
+        if arguments.models and model.name not in arguments.models:
+            continue
+        row = measure(model, arguments.observer, arguments.table)
+        if arguments.cost:
+            row["calibration"] = calibration_cost(model)
+            few, many = (peak_memory(model.name, n) for n in (8, 800))
+            row["memory"] = {"8": few, "800": many, "ratio": many / few}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
