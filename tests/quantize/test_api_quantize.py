@@ -89,6 +89,6 @@ def test_every_option_at_once_runs_through_our_own_programs():
     assert facts["layers in float"]
     assert all(la.name not in facts["layers in float"] for la in result.report.layers)
     assert json.loads(json.dumps(result.report.to_json()))["accuracy"] == facts
+    ranges = tvmx.calibrate(convnet(), {"x": ROWS[:2]}, threads=1)
     with pytest.raises(ConfigError, match="real inputs"):
-        ranges = tvmx.calibrate(convnet(), {"x": ROWS[:2]}, threads=1)
         tvmx.quantize(convnet(), ranges, max_drop=0.01)
