@@ -16,6 +16,37 @@ MIB = 1024 * KIB
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """Facts of one NVIDIA GPU that its schedules decide by; rates are dense peaks at boost clock.
+
+    `sm` is the compute capability (80 for 8.0). Shared memory and registers are per multiprocessor unless named
+    otherwise; bandwidth is of device memory.
+    """
+
+    model: str
+    sm: int
+    multiprocessors: int
+    shared_bytes: int
+    shared_bytes_per_block: int
+    max_threads: int  # resident on one multiprocessor
+    max_blocks: int
+    clock_ghz: float
+    f16_macs: int  # f16 × f16 + f32 multiply-adds a cycle, all Tensor Cores of one multiprocessor
+    bandwidth_gbs: float
+    l2_bytes: int
+    registers: int = 65536
+
+    @property
+    def has_mma(self) -> bool:
+        """`mma.sync.m16n8k16`, `ldmatrix` with it, and `cp.async`; before that only wmma."""
+        return self.sm >= 80
+
+    @property
+    def int8_macs(self) -> int:
+        return 2 * self.f16_macs
+
+
+@dataclass(frozen=True)
 class Target:
     """Facts that schedules decide by.
 
@@ -31,10 +62,13 @@ class Target:
     l1_bytes: int = 32 * KIB
     l2_bytes: int = 512 * KIB
     l3_bytes: int = 8 * MIB
+    gpu: Gpu | None = None  # of kind "cuda" only
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads}: use at least 1")
+        if (self.kind == "cuda") != (self.gpu is not None):
+            raise ConfigError(f"target {self.name!r} of kind {self.kind!r}: give gpu= for kind 'cuda' and only for it")
 
     def has(self, *features: str) -> bool:
         return self.features.issuperset(features)
@@ -70,6 +104,16 @@ class Target:
 
     def tvm_dict(self) -> dict[str, Any]:
         """The same as a dict: `mattr` lists features, `mcpu` is only the level that they amount to."""
+        if self.gpu is not None:
+            return {
+                "kind": "cuda",
+                "arch": f"sm_{self.gpu.sm}",
+                "max_threads_per_block": 1024,
+                "thread_warp_size": 32,
+                "max_shared_memory_per_block": self.gpu.shared_bytes_per_block,
+                "registers_per_block": self.gpu.registers,
+                "host": {"kind": "llvm"},
+            }
         out: dict[str, Any] = {"kind": "llvm", "num-cores": self.threads}
         if self.arch == "aarch64":
             out["mtriple"] = "aarch64-linux-gnu"
@@ -100,7 +144,28 @@ _SSE = frozenset({"ssse3", "sse4_1", "sse4_2", "popcnt"})
 _AVX2 = _SSE | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}
 
+def _cuda(name: str, gpu: Gpu) -> Target:
+    return Target(name, kind="cuda", gpu=gpu)
+
+
+# model, sm, multiprocessors, shared a multiprocessor and a block, threads, blocks, GHz, f16 MACs/cycle, GB/s, L2
+_T4 = Gpu("T4", 75, 40, 64 * KIB, 64 * KIB, 1024, 16, 1.59, 512, 320, 4 * MIB)
+_A100 = Gpu("A100", 80, 108, 164 * KIB, 163 * KIB, 2048, 32, 1.41, 1024, 1555, 40 * MIB)
+_RTX3090 = Gpu("RTX 3090", 86, 82, 100 * KIB, 99 * KIB, 1536, 16, 1.70, 256, 936, 6 * MIB)
+_RTX4090 = Gpu("RTX 4090", 89, 128, 100 * KIB, 99 * KIB, 1536, 24, 2.52, 256, 1008, 72 * MIB)
+_L4 = Gpu("L4", 89, 58, 100 * KIB, 99 * KIB, 1536, 24, 2.04, 512, 300, 48 * MIB)
+# mma.sync reaches about 60 % of the rate of Hopper's own wgmma, 2048 multiply-adds a cycle.
+_H100 = Gpu("H100", 90, 132, 228 * KIB, 227 * KIB, 2048, 32, 1.83, 1229, 3350, 50 * MIB)
+_H200 = Gpu("H200", 90, 132, 228 * KIB, 227 * KIB, 2048, 32, 1.83, 1229, 4800, 50 * MIB)
+
 PRESETS: dict[str, Target] = {
+    "cuda-sm75": _cuda("cuda-sm75", _T4),
+    "cuda-sm80": _cuda("cuda-sm80", _A100),
+    "cuda-sm86": _cuda("cuda-sm86", _RTX3090),
+    "cuda-sm89": _cuda("cuda-sm89", _RTX4090),
+    "cuda-sm89-l4": _cuda("cuda-sm89-l4", _L4),
+    "cuda-sm90": _cuda("cuda-sm90", _H100),
+    "cuda-sm90-h200": _cuda("cuda-sm90-h200", _H200),
     "x86_64-sse": Target("x86_64-sse", features=_SSE),
     "x86_64-avx2": Target("x86_64-avx2", features=_AVX2),
     "x86_64-avx512": Target("x86_64-avx512", features=_AVX512, l2_bytes=MIB),

@@ -1,0 +1,5 @@
+"""CUDA schedules. Each module registers its rules on import."""
+
+from tvmx_schedules.cuda import gemm
+
+__all__ = ["gemm"]

@@ -1,0 +1,281 @@
+"""Scheduled TensorIR → CUDA source and the launches that run it. Needs neither a GPU nor a CUDA compiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvmx.errors import CompileError
+
+PIPELINE = "tvmx_cuda"
+"""Name of our TIR pipeline in TVM: `tvm.compile(mod, target, tir_pipeline=PIPELINE)`."""
+
+PASS_CONFIG = {"tirx.use_async_copy": True}
+
+AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel's pointer argument: the PrimFunc's tensor parameter (`index` ≥ 0) or workspace number -1 - index."""
+
+    index: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: what the host does for it. `shared_bytes` is dynamic shared memory."""
+
+    kernel: str
+    arguments: tuple[Argument, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        x, y, z = self.block
+        return x * y * z
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """CUDA source of one PrimFunc, and its launches in order."""
+
+    name: str
+    source: str
+    launches: tuple[Launch, ...]
+    parameters: tuple[Argument, ...]  # the PrimFunc's tensors in order, outputs last
+
+
+def install_pipeline() -> None:
+    """Register our TIR pipeline with TVM under the name `PIPELINE`."""
+    from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
+    from tvm.tirx import compilation_pipeline
+
+    def pipeline() -> Any:
+        import tvm
+        from tvm import tirx
+
+        passes = [*device_passes(), tirx.transform.MakePackedAPI(), tirx.transform.BF16StorageLegalize()]
+        return tvm.ir.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
+
+    compilation_pipeline.PIPELINE_MAP[PIPELINE] = pipeline
+
+
+def device_passes() -> list[Any]:
+    """TVM's lowering of scheduled TensorIR up to the split of host and device, with our async copies.
+
+    StorageRewrite spares kernels with wmma fragments: it would merge fragments of different kinds.
+    """
+    from tvm import s_tir, tirx
+
+    from tvmx.cuda.async_copy import inject_async_copy
+    from tvmx.cuda.vector_predicates import vector_predicates
+
+    return [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.LiftThreadBinding(),
+        s_tir.transform.ManifestSharedMemoryLocalStage(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerAutoCopy(),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.InjectPermutedLayout(),
+        s_tir.transform.AnnotateIrregularLoop(),
+        s_tir.transform.InjectSoftwarePipeline(),
+        s_tir.transform.TransformMmaBufferLayout(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        s_tir.transform.LoopPartition(),
+        vector_predicates(),
+        tirx.transform.VectorizeLoop(True),
+        s_tir.transform.InjectVirtualThread(),
+        s_tir.transform.InjectDoubleBuffer(),
+        _storage_rewrite(),
+        s_tir.transform.LowerAsyncDMA(),
+        s_tir.transform.HoistIfThenElse(),
+        tirx.transform.UnrollLoop(),
+        s_tir.transform.RenormalizeSplitPattern(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        s_tir.transform.RewriteUnsafeSelect(),
+        tirx.transform.CommonSubexprElim(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        s_tir.transform.ThreadSync("shared"),
+        s_tir.transform.ThreadSync("shared.dyn"),
+        s_tir.transform.ThreadSync("warp"),
+        s_tir.transform.InferFragment(),
+        s_tir.transform.LowerThreadAllreduce(),
+        inject_async_copy(),
+        s_tir.transform.MergeSharedMemoryAllocations(),
+        tirx.transform.SplitHostDevice(),
+    ]
+
+
+def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
+    """One scheduled PrimFunc of static shape → its CUDA source and launches.
+
+    `target` is a `tvmx.target.Target` of kind "cuda" (or what `tvm.target.Target` makes of it).
+    Raises CompileError when it does not lower: a block outside every thread, a symbolic launch.
+    """
+    import tvm
+    from tvm import tirx
+
+    chosen = target.tvm() if hasattr(target, "tvm") else target
+    chosen = chosen if chosen.host is not None else tvm.target.Target(chosen, host="llvm")
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+    try:
+        with chosen, tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
+            mod = tirx.transform.BindTarget(chosen)(mod)
+            mod = tvm.ir.transform.Sequential(device_passes())(mod)
+            host = mod[name]
+            launches = _launches(host)
+            device = _device_module(mod, name)
+            source = _whole_zeros(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(f"kernel {name!r} does not lower to CUDA: {_reason(error)}") from error
+    buffers = [p for p in func.params if hasattr(p.ty, "shape")]
+    parameters = tuple(Argument(i, str(b.dtype), _shape(b)) for i, b in enumerate(buffers))
+    return DeviceProgram(name, source, launches, parameters)
+
+
+def _storage_rewrite() -> Any:
+    import tvm
+    from tvm import tirx
+
+    from tvmx.schedule.tir import walk
+
+    rewrite = tirx.transform.StorageRewrite()
+
+    def has_fragments(func: Any) -> bool:
+        scopes: list[str] = []
+        walk(func.body, tirx.AllocBuffer, lambda a: scopes.append(str(a.buffer.scope())))
+        return any(s.startswith("wmma.") for s in scopes)
+
+    def run(mod: Any, _ctx: Any) -> Any:
+        plain = tvm.IRModule({v: f for v, f in mod.functions.items() if not has_fragments(f)})
+        done = rewrite(plain)
+        return tvm.IRModule({v: done[v] if v in done.functions else f for v, f in mod.functions.items()})
+
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.StorageRewrite")
+
+
+def _device_module(mod: Any, host: str) -> Any:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir.pipeline import finalize_device_passes
+
+    kernels = tvm.IRModule({v: f for v, f in mod.functions.items() if v.name_hint != host})
+    if not kernels.functions:
+        raise CompileError(f"kernel {host!r} has no device code: none of its loops is bound to threads")
+    kernels = tirx.transform.BF16StorageLegalize()(kernels)
+    return finalize_device_passes()(kernels)
+
+
+_ZEROS = re.compile(r"make_(int|uint)([24])\((?:\((?:signed char|uchar)\)0(?:, )?)+\)")
+
+
+def _whole_zeros(source: str) -> str:
+    """TVM writes a vector of 8 or 16 zero bytes with one argument per byte; the constructor takes words."""
+    return _ZEROS.sub(lambda m: f"make_{m[1]}{m[2]}({', '.join('0' * int(m[2]))})", source)
+
+
+def _launches(host: Any) -> tuple[Launch, ...]:
+    """The kernel calls of the host function, their pointers traced back to its parameters or workspaces."""
+    from tvm.ir import Call
+
+    from tvmx.schedule.tir import walk
+
+    owner = _Owners(host)
+    found: list[Launch] = []
+
+    def visit(call: Any) -> None:
+        if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
+            return
+        kernel, *rest = call.args
+        tags = [str(t) for t in call.attrs["launch_params"]]
+        pointers, sizes = rest[: len(rest) - len(tags)], rest[len(rest) - len(tags) :]
+        values = {tag: _int(size, kernel) for tag, size in zip(tags, sizes)}
+        found.append(
+            Launch(
+                kernel=str(kernel.value),
+                arguments=tuple(owner.argument(p) for p in pointers),
+                grid=_extents(values, "blockIdx"),
+                block=_extents(values, "threadIdx"),
+                shared_bytes=values.get("tirx.use_dyn_shared_memory", 0),
+            )
+        )
+
+    walk(host.body, Call, visit)
+    return tuple(found)
+
+
+def _extents(values: Mapping[str, int], kind: str) -> tuple[int, int, int]:
+    x, y, z = (values.get(f"{kind}.{axis}", 1) for axis in AXES)
+    return x, y, z
+
+
+def _int(value: Any, kernel: Any) -> int:
+    if hasattr(value, "value"):
+        return int(value.value)
+    raise CompileError(f"kernel {kernel}: launch size {value} is not known at compile time")
+
+
+class _Owners:
+    """Which parameter or workspace a pointer expression of the host function points into."""
+
+    def __init__(self, host: Any) -> None:
+        from tvm import tirx
+
+        from tvmx.schedule.tir import walk
+
+        self._params = [p for p in host.params if hasattr(p.ty, "shape")]
+        self._views: list[tuple[Any, Any]] = []  # (declared buffer, its data expression)
+        self._spaces: list[Any] = []
+        walk(host.body, tirx.DeclBuffer, lambda d: self._views.append((d.buffer, d.data)))
+        walk(host.body, tirx.AllocBuffer, lambda a: self._spaces.append(a.buffer))
+
+    def argument(self, pointer: Any) -> Argument:
+        buffer = _pointee(pointer)
+        for _ in range(8):
+            for index, param in enumerate(self._params):
+                if buffer.same_as(param):
+                    return Argument(index, str(param.dtype), _shape(param))
+            for index, space in enumerate(self._spaces):
+                if buffer.same_as(space):
+                    return Argument(-1 - index, str(space.dtype), _shape(space))
+            view = next((data for b, data in self._views if b.same_as(buffer)), None)
+            if view is None:
+                break
+            buffer = _pointee(view)
+        raise CompileError(f"cannot tell which tensor the launch argument {pointer} belongs to")
+
+
+def _pointee(expr: Any) -> Any:
+    """The buffer of `buffer.data`."""
+    args = getattr(expr, "args", None)
+    return args[0] if args is not None and len(args) == 1 else expr
+
+
+def _shape(buffer: Any) -> tuple[int, ...]:
+    return tuple(_int(e, buffer) for e in buffer.shape)
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:300]

@@ -1,0 +1,171 @@
+"""Compile an emulated kernel with g++ and run its launches on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmx.cuda.lower import DeviceProgram, Launch, lower_kernel
+from tvmx.debug.emulate.source import to_cpp
+from tvmx.errors import CompileError, InputError
+
+HERE = Path(__file__).parent
+
+
+class KernelFault(CompileError):
+    """An emulated kernel did what would be undefined on a GPU; the message names block, thread and reason."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Outputs of a program and what its launches did, in all.
+
+    `conflicts` are extra shared-memory wavefronts of `matrix_loads` 8×8 ldmatrix reads: 0 is conflict-free.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+    conflicts: int
+    matrix_loads: int
+    barriers: int
+    copies: int  # cp.async issued by all threads
+    mmas: int  # matrix instructions of all warps
+
+
+class _Figures(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_long) for n in ("conflicts", "matrix_loads", "barriers", "copies", "mmas")]  # noqa: RUF012
+
+
+def emulate(func: Any, target: Any, inputs: Sequence[np.ndarray], reverse: bool = False, races: bool = True) -> Emulation:
+    """Lower a scheduled PrimFunc for `target` (kind "cuda") and run it on `inputs`, its first tensor parameters.
+
+    The other parameters are outputs. `reverse` runs the threads of a block in reverse order; `races` False leaves
+    out the race checks (about three times as fast). Raises KernelFault, or CompileError where it does not lower.
+    """
+    return run_program(lower_kernel(func, target), inputs, reverse, races)
+
+
+def run_program(
+    program: DeviceProgram, inputs: Sequence[np.ndarray], reverse: bool = False, races: bool = True
+) -> Emulation:
+    """Run the launches of a lowered program in order. Raises KernelFault, InputError."""
+    tensors = [np.ascontiguousarray(a) for a in inputs]
+    for array, parameter in zip(tensors, program.parameters):
+        if array.shape != parameter.shape or _storage(parameter.dtype).itemsize != array.dtype.itemsize:
+            raise InputError(
+                f"tensor {parameter.index} is {array.dtype}{list(array.shape)}; "
+                f"the kernel takes {parameter.dtype}{list(parameter.shape)}"
+            )
+    for parameter in program.parameters[len(tensors) :]:
+        tensors.append(_poisoned(parameter.shape, parameter.dtype))
+    library = _library(to_cpp(program.source))
+    spaces: dict[int, np.ndarray] = {}
+    total = [0] * 5
+    for launch in program.launches:
+        for argument in launch.arguments:
+            if argument.index < 0 and argument.index not in spaces:
+                spaces[argument.index] = _poisoned(argument.shape, argument.dtype)
+        arrays = [tensors[a.index] if a.index >= 0 else spaces[a.index] for a in launch.arguments]
+        figures = _run(library, launch, arrays, reverse, races)
+        total = [t + getattr(figures, n) for t, (n, _) in zip(total, _Figures._fields_)]
+    return Emulation(tuple(tensors[len(inputs) :]), *total)
+
+
+def _run(library: Any, launch: Launch, arrays: list[np.ndarray], reverse: bool, races: bool) -> _Figures:
+    entry = ctypes.cast(getattr(library, f"tvmx_entry_{launch.kernel}"), ctypes.c_void_p)
+    # Copies in memory of their own, 256-byte aligned as on a device, apart from each other so that bounds are seen.
+    homes = [_aligned(a) for a in arrays]
+    pointers = (ctypes.c_void_p * max(1, len(arrays)))(*[h.ctypes.data for h in homes])
+    sizes = (ctypes.c_uint64 * max(1, len(arrays)))(*[a.nbytes for a in arrays])
+    reason = ctypes.create_string_buffer(512)
+    figures = _Figures()
+    failed = library.tvmx_emulate(
+        entry, pointers, sizes, len(arrays), (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block),
+        ctypes.c_uint(launch.shared_bytes), int(reverse), int(races), ctypes.byref(figures), reason,
+    )  # fmt: skip
+    for array, home in zip(arrays, homes):
+        array[...] = home
+    if failed:
+        raise KernelFault(f"{launch.kernel}: {reason.value.decode(errors='replace')}")
+    return figures
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    guard = 8192
+    raw = np.empty(array.nbytes + 2 * guard + 256, np.uint8)
+    start = guard + (-(raw.ctypes.data + guard)) % 256
+    home = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    home[...] = array
+    return home
+
+
+def _storage(dtype: str) -> np.dtype[Any]:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def _poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Memory as a kernel finds it: all bits set, which is a NaN in every float type."""
+    kind = _storage(dtype)
+    return np.frombuffer(b"\xff" * (int(np.prod(shape)) * kind.itemsize), np.uint8).copy().view(kind).reshape(shape)
+
+
+def compiler() -> str | None:
+    """The C++ compiler that the emulator uses, None when there is none."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+@functools.cache
+def _runtime_object() -> Path:
+    """runtime.cpp compiled once per version of the sources, in the user's cache."""
+    text = (HERE / "runtime.cpp").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmx" / "emulate"
+    path = cache / f"runtime-{hashlib.sha256(text).hexdigest()[:16]}.o"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=cache, suffix=".o")
+        os.close(handle)
+        _compile(["-O2", "-fPIC", *_cpu_flags(), "-c", str(HERE / "runtime.cpp"), "-o", temporary])
+        os.replace(temporary, path)
+    return path
+
+
+def _cpu_flags() -> list[str]:
+    from tvmx.target import cpu_features
+
+    return ["-mf16c"] if "f16c" in cpu_features() else []
+
+
+def _library(code: str) -> Any:
+    runtime = _runtime_object()
+    with tempfile.TemporaryDirectory(prefix="tvmx-emulate-") as folder:
+        source, target = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source.write_text(code)
+        # -fsanitize=thread only plants the hooks; runtime.cpp defines them, so libtsan is not linked.
+        _compile(["-O1", "-w", "-std=c++17", "-fPIC", "-fpermissive", "-fsanitize=thread", f"-I{HERE}", "-c", str(source),
+                  "-o", str(source.with_suffix(".o"))])  # fmt: skip
+        _compile(["-shared", str(source.with_suffix(".o")), str(runtime), "-Wl,-Bsymbolic", "-o", str(target)])
+        return ctypes.CDLL(str(target))
+
+
+def _compile(arguments: list[str]) -> None:
+    chosen = compiler()
+    if chosen is None:
+        raise CompileError("the emulator needs a C++ compiler: install g++ or name one in CXX")
+    done = subprocess.run([chosen, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        lines = [l for l in done.stderr.splitlines() if "error" in l] or done.stderr.splitlines()
+        raise CompileError(f"the emulator cannot compile this kernel: {lines[0] if lines else done.returncode}")
