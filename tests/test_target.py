@@ -23,7 +23,7 @@ def test_vector_facts_follow_features(name, lanes, registers):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_is_a_tvm_target(name):
-    assert str(PRESETS[name].tvm().kind) == "llvm"
+    assert str(PRESETS[name].tvm().kind) == ("cuda" if name.startswith("cuda") else "llvm")
 
 
 def test_resolve_sets_threads_and_refuses_unknown_names():
@@ -32,3 +32,14 @@ def test_resolve_sets_threads_and_refuses_unknown_names():
         resolve("skylake")
     with pytest.raises(ConfigError, match="at least 1"):
         Target("x", threads=0)
+
+
+def test_gpu_facts_go_with_kind_cuda_only():
+    gpu = PRESETS["cuda-sm80"].gpu
+    assert gpu.has_mma
+    assert not PRESETS["cuda-sm75"].gpu.has_mma
+    assert PRESETS["cuda-sm80"].tvm_dict()["arch"] == "sm_80"
+    with pytest.raises(ConfigError, match="gpu="):
+        Target("x", kind="cuda")
+    with pytest.raises(ConfigError, match="gpu="):
+        Target("x", gpu=gpu)

@@ -144,6 +144,7 @@ _SSE = frozenset({"ssse3", "sse4_1", "sse4_2", "popcnt"})
 _AVX2 = _SSE | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}
 
+
 def _cuda(name: str, gpu: Gpu) -> Target:
     return Target(name, kind="cuda", gpu=gpu)
 

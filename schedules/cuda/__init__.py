@@ -1,5 +1,5 @@
 """CUDA schedules. Each module registers its rules on import."""
 
-from tvmx_schedules.cuda import gemm
+from tvmx_schedules.cuda import gemm, generic
 
-__all__ = ["gemm"]
+__all__ = ["gemm", "generic"]

@@ -1,7 +1,7 @@
 """GEMM and implicit-GEMM convolution on Tensor Cores; the loops of one block:
 
 blockIdx.z  groups
-blockIdx.x  tiles of C, eight columns of tiles at a time so that neighbours share A and B in L2
+blockIdx.x  tiles of C, up to eight columns of tiles at a time so that neighbours share A and B in L2
 threadIdx.y warps, wm × wn
   k0        pipeline: tiles of A and B, global → shared, `stages` deep (cp.async where the GPU has it)
     k1      one matrix instruction's k: fragments shared → registers, then 16 × 16 products
@@ -55,8 +55,12 @@ def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asyn
     transposed = bool(int(notes["tvmx.transposed"]))
     dtype, accumulate = str(anchor.loads[0].buffer.dtype), str(anchor.output.dtype)
     names = family(dtype, accumulate, transposed)
-    flatten_sink(sch, sink, anchor)
-    vector_c = sink_vector(inspect(sch, sink.rv), int(notes["tvmx.size"][2]))
+    _, _, width, _ = (int(v) for v in notes["tvmx.size"])
+    if int(notes["tvmx.grouped"]):
+        _flatten_groups(sch, sink)
+    else:
+        flatten_sink(sch, sink, anchor)
+    vector_c = sink_vector(inspect(sch, sink.rv), width)
 
     # Loops.
     block = anchor.rv
@@ -68,12 +72,12 @@ def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asyn
     sch.reorder(g, i, j, k, it, jt, kt)
     inner, outer = block, sch.blockize(it)
     rows = sch.sample_perfect_tile(i, 3, 4, decision=[sizes[0] // tm, tm // wm // 16, wm])
-    columns = sch.sample_perfect_tile(j, 3, 8, decision=[sizes[1] // tn, wn, tn // wn // 16])
+    near = max(d for d in range(1, RASTER + 1) if sizes[1] // tn % d == 0)
+    columns = sch.sample_perfect_tile(j, 4, 8, decision=[sizes[1] // tn // near, near, wn, tn // wn // 16])
     depth = sch.sample_perfect_tile(k, 2, 8, decision=[sizes[2] // tk, tk // names.step])
     i0, i2, i1 = sch.split(i, rows)  # the warps' rows alternate: 16 rows of each are one piece of C
-    j0, j1, j2 = sch.split(j, columns)
+    far, near, j1, j2 = sch.split(j, columns)
     k0, k1 = sch.split(k, depth)
-    far, near = sch.split(j0, [None, min(RASTER, sizes[1] // tn)])
     sch.reorder(g, far, i0, near, i1, j1, k0, k1, i2, j2)
     sch.bind(g, "blockIdx.z")
     tile = sch.fuse(far, i0, near)
@@ -89,14 +93,14 @@ def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asyn
         while count % (wm * wn * WARP * vector):
             vector //= 2
         wide.append(vector * element >= 4 and _is_copy(inspect(sch, sch.get_sblock(name))))
-        _fetch(sch, sch.get_sblock(name), k0, rows[2], columns[1], vector, element)
+        _fetch(sch, sch.get_sblock(name), k0, rows[2], columns[2], vector, element)
 
     # Registers.
     a, b = sch.cache_read(outer, 0, names.scope_a), sch.cache_read(outer, 1, names.scope_b)
     sch.compute_at(a, i2)  # one fragment: the rows of a warp do not lie together
     sch.compute_at(b, k1)
     c = sch.cache_write(outer, 0, names.scope_c)
-    store = _epilogue(sch, c, sink, tile, (rows[2], columns[1]), vector_c)
+    store = _epilogue(sch, c, sink, tile, (rows[2], columns[2]), vector_c)
     _tensorize(sch, names, dtype, transposed, (outer, inner), (a, b, c), k0, store)
 
     if stages > 1:
@@ -121,6 +125,23 @@ def inline_around(sch: Any) -> Info:
         if info.name not in keep:
             sch.compute_inline(info.rv)
     return inspect(sch, sinks[0].rv)
+
+
+def _flatten_groups(sch: Any, sink: Info) -> None:
+    """A grouped convolution's output (n, h, w, group, column) → (group, row, column)."""
+    from tvm.tirx import IndexMap
+
+    shape = [as_int(v.dom.extent) or 1 for v in sink.block.iter_vars]
+
+    def flat(*index: Any) -> tuple[Any, ...]:
+        row: Any = None
+        for i, extent in zip(index[:-2], shape[:-2]):
+            if extent != 1:
+                row = i if row is None else row * extent + i
+        return index[-2], index[0] if row is None else row, index[-1]
+
+    kind = str(sink.block.iter_vars[-1].var.ty.dtype)
+    sch.transform_block_layout(sink.rv, IndexMap.from_func(flat, ndim=len(shape), index_dtype=kind))
 
 
 def sink_vector(sink: Info, columns: int) -> int:

@@ -19,9 +19,7 @@ def inject_async_copy() -> Any:
         import tvm_ffi
 
         state = _State()
-        body = tvm_ffi.structural_mutate(
-            func.body, [(tirx.AttrStmt, state.attribute), (tirx.BufferStore, state.store)]
-        )
+        body = tvm_ffi.structural_mutate(func.body, [(tirx.AttrStmt, state.attribute), (tirx.BufferStore, state.store)])
         return func.with_body(body)
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tvmx.InjectAsyncCopy")

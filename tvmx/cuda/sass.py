@@ -53,7 +53,7 @@ class KernelCode:
         counts = " ".join(f"{k}={v}" for k, v in self.instructions.items())
         return (
             f"{self.kernel} ({self.arch}): {self.registers} registers, {self.stack} B stack, {self.spills} B spilled, "
-            f"{self.shared_bytes} B shared, {self.threads} threads × {self.blocks} blocks, {self.blocks_per_sm} a "
+            f"{self.shared_bytes} B shared, {self.threads} threads x {self.blocks} blocks, {self.blocks_per_sm} a "
             f"multiprocessor ({self.occupancy:.0%})\n  {counts}\n  {' '.join(self.shapes) or 'no matrix instructions'}"
         )
 

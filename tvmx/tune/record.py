@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tvmx.errors import ConfigError
-from tvmx.target import _LLVM_ARM, _LLVM_X86, Target, cpu_model, detect_host
+from tvmx.target import _LLVM_ARM, _LLVM_X86, Gpu, Target, cpu_model, detect_host
 
 FORMAT = 1
 
@@ -167,6 +167,8 @@ def target_from_json(obj: dict[str, Any]) -> Target:
     known = {f.name for f in dataclasses.fields(Target)}
     try:
         fields = {k: v for k, v in obj.items() if k in known}
+        if fields.get("gpu"):
+            fields["gpu"] = Gpu(**fields["gpu"])
         return Target(**{**fields, "features": frozenset(fields["features"])})
     except (TypeError, KeyError, ConfigError) as error:
         raise ValueError(f"not a target: {error}") from None
@@ -175,7 +177,7 @@ def target_from_json(obj: dict[str, Any]) -> Target:
 def target_class(target: Target) -> str:
     """The instruction set level by which logs are shared: `x86_64-avx512-vnni`, `aarch64-dotprod`, ..."""
     if target.kind != "cpu":
-        return f"{target.kind}-{target.name}"
+        return target.name
     if target.arch == "aarch64":
         return f"aarch64-{'dotprod' if target.has('asimddp') else 'neon'}" + ("-i8mm" if target.has("i8mm") else "")
     level = {64: "avx512", 32: "avx2"}.get(target.vector_bytes, "sse")

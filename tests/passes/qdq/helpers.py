@@ -13,7 +13,7 @@ from tvmx.pipeline import fuse, lower, qdq
 from tvmx.schedule import apply_default
 from tvmx.target import PRESETS, Target, cpu_features, resolve
 
-HOSTS = [t for t in PRESETS.values() if t.arch == "x86_64" and t.features <= cpu_features()]
+HOSTS = [t for t in PRESETS.values() if t.kind == "cpu" and t.arch == "x86_64" and t.features <= cpu_features()]
 """The x86 presets that this machine can run."""
 
 

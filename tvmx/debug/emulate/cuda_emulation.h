@@ -87,6 +87,10 @@ struct half {
   half(long v) : half((float)v) {}
   half(bool v) : half((float)v) {}
   half(signed char v) : half((float)v) {}
+  half(const half&) = default;
+  half(const volatile half& o) : raw(o.raw) {}
+  half& operator=(const half&) = default;
+  void operator=(half o) volatile { raw = o.raw; }
   operator float() const { return tvmx_emu::tvmx_half_to_float(raw); }
   half& operator+=(half o) { return *this = half((float)*this + (float)o); }
   half& operator-=(half o) { return *this = half((float)*this - (float)o); }

@@ -20,6 +20,7 @@ from tvmx.cuda.lower import DeviceProgram, Launch, lower_kernel
 from tvmx.debug.emulate.source import to_cpp
 from tvmx.errors import CompileError, InputError
 
+FIGURES = ("conflicts", "matrix_loads", "barriers", "copies", "mmas")
 HERE = Path(__file__).parent
 
 
@@ -43,10 +44,12 @@ class Emulation:
 
 
 class _Figures(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_long) for n in ("conflicts", "matrix_loads", "barriers", "copies", "mmas")]  # noqa: RUF012
+    _fields_ = [(n, ctypes.c_long) for n in FIGURES]
 
 
-def emulate(func: Any, target: Any, inputs: Sequence[np.ndarray], reverse: bool = False, races: bool = True) -> Emulation:
+def emulate(
+    func: Any, target: Any, inputs: Sequence[np.ndarray], reverse: bool = False, races: bool = True
+) -> Emulation:
     """Lower a scheduled PrimFunc for `target` (kind "cuda") and run it on `inputs`, its first tensor parameters.
 
     The other parameters are outputs. `reverse` runs the threads of a block in reverse order; `races` False leaves
@@ -70,14 +73,14 @@ def run_program(
         tensors.append(_poisoned(parameter.shape, parameter.dtype))
     library = _library(to_cpp(program.source))
     spaces: dict[int, np.ndarray] = {}
-    total = [0] * 5
+    total = [0] * len(FIGURES)
     for launch in program.launches:
         for argument in launch.arguments:
             if argument.index < 0 and argument.index not in spaces:
                 spaces[argument.index] = _poisoned(argument.shape, argument.dtype)
         arrays = [tensors[a.index] if a.index >= 0 else spaces[a.index] for a in launch.arguments]
         figures = _run(library, launch, arrays, reverse, races)
-        total = [t + getattr(figures, n) for t, (n, _) in zip(total, _Figures._fields_)]
+        total = [t + getattr(figures, n) for t, n in zip(total, FIGURES)]
     return Emulation(tuple(tensors[len(inputs) :]), *total)
 
 
@@ -109,7 +112,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return home
 
 
-def _storage(dtype: str) -> np.dtype[Any]:
+def _storage(dtype: str) -> Any:
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -120,7 +123,9 @@ def _storage(dtype: str) -> np.dtype[Any]:
 def _poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Memory as a kernel finds it: all bits set, which is a NaN in every float type."""
     kind = _storage(dtype)
-    return np.frombuffer(b"\xff" * (int(np.prod(shape)) * kind.itemsize), np.uint8).copy().view(kind).reshape(shape)
+    raw = np.full(int(np.prod(shape)) * kind.itemsize, 0xFF, np.uint8)
+    poisoned: np.ndarray = raw.view(kind).reshape(shape)
+    return poisoned
 
 
 def compiler() -> str | None:
@@ -155,9 +160,10 @@ def _library(code: str) -> Any:
         source, target = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(code)
         # -fsanitize=thread only plants the hooks; runtime.cpp defines them, so libtsan is not linked.
-        _compile(["-O1", "-w", "-std=c++17", "-fPIC", "-fpermissive", "-fsanitize=thread", f"-I{HERE}", "-c", str(source),
-                  "-o", str(source.with_suffix(".o"))])  # fmt: skip
-        _compile(["-shared", str(source.with_suffix(".o")), str(runtime), "-Wl,-Bsymbolic", "-o", str(target)])
+        flags = ["-O1", "-w", "-std=c++17", "-fPIC", "-fpermissive", "-fsanitize=thread", f"-I{HERE}"]
+        built = str(source.with_suffix(".o"))
+        _compile([*flags, "-c", str(source), "-o", built])
+        _compile(["-shared", built, str(runtime), "-Wl,-Bsymbolic", "-o", str(target)])
         return ctypes.CDLL(str(target))
 
 

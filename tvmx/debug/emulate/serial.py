@@ -29,9 +29,7 @@ def run_serial(func: Any, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...
         reason = str(error).strip().splitlines()[-1:]
         raise CompileError(f"this schedule does not run serially, emulate it instead: {reason}") from error
     buffers = [p for p in func.params if hasattr(p.ty, "shape")]
-    outputs = [
-        tvm.runtime.tensor(np.zeros([int(e) for e in b.shape], str(b.dtype))) for b in buffers[len(inputs) :]
-    ]
+    outputs = [tvm.runtime.tensor(np.zeros([int(e) for e in b.shape], str(b.dtype))) for b in buffers[len(inputs) :]]
     built["main"](*[tvm.runtime.tensor(a) for a in inputs], *outputs)
     return tuple(o.numpy() for o in outputs)
 

@@ -55,7 +55,8 @@ static inline half4 make_half4(half x, half y, half z, half w) { return half4(x,
 def _entry(name: str, parameters: str) -> str:
     types = [re.sub(r"\s+__restrict__", "", p).rsplit(" ", 1)[0].strip() for p in parameters.split(",") if p.strip()]
     arguments = ", ".join(f"({t})arguments[{i}]" for i, t in enumerate(types))
-    return f'extern "C" __attribute__((no_sanitize("thread"))) void tvmx_entry_{name}(void** arguments) {{ {name}({arguments}); }}'
+    head = 'extern "C" __attribute__((no_sanitize("thread"))) void'
+    return f"{head} tvmx_entry_{name}(void** arguments) {{ {name}({arguments}); }}"
 
 
 def _static_arrays(body: str) -> str:
@@ -119,7 +120,7 @@ def parse_asm(text: str) -> Asm:
 def _operand(text: str) -> str:
     match = re.match(r'\s*"[^"]*"\s*\((.*)\)\s*$', text, re.S)
     if match is None:
-        raise CompileError(f"asm operand {text!r} is not of the form \"constraint\"(expression)")
+        raise CompileError(f'asm operand {text!r} is not of the form "constraint"(expression)')
     return match[1]
 
 

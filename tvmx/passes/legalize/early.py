@@ -17,9 +17,9 @@ def legalize_early(target: Target) -> Any:
     import tvm
     from tvm import relax
 
-    from tvmx.passes.legalize import integer
+    from tvmx.passes.legalize import integer, tensor_core
 
-    table = integer.legalizers(target)
+    table = {**integer.legalizers(target), **tensor_core.early_legalizers(target)}
 
     def run(mod: Any, _: Any) -> Any:
         for gv, func in mod.functions_items():

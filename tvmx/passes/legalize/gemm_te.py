@@ -13,7 +13,6 @@ one predicate.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,20 +39,25 @@ class Gemm:
     accumulate: str
     vector_a: int
     vector_b: int
+    grouped: bool = False  # the output has an axis for the groups beside its columns
     transposed: bool = True  # B is [n, k]: both operands then have k contiguous
 
     @property
     def padded(self) -> tuple[int, int, int]:
         """(m, n, k) as whole tiles."""
-        return tuple(-(-s // t) * t for s, t in zip((self.m, self.n, self.k), (self.tile.tm, self.tile.tn, self.tile.tk)))  # type: ignore[return-value]  # fmt: skip
+        t = self.tile
+        return _up(self.m, t.tm), _up(self.n, t.tn), _up(self.k, t.tk)
 
 
-def product(a: Access, b: Access, dtype: str, shared_b: bool, p: Gemm) -> Any:
-    """gemm[g, m, n], padded. `shared_b`: one B for all groups."""
+def product(a: Access, b: Access, dtype: str, shared_b: bool, p: Gemm, fill: int = 0, shift: int = 0) -> Any:
+    """gemm[g, m, n], padded. `shared_b`: one B for all groups.
+
+    `fill` stands for elements of A that do not exist; `shift` is taken off A's elements (uint8 data as int8).
+    """
     from tvm import te
 
     m, n, k = p.padded
-    load_a = _load(a, (p.groups, m, k), dtype, "load_a")
+    load_a = _load(a, (p.groups, m, k), dtype, "load_a", fill, shift)
     shape = (1 if shared_b else p.groups, n, k) if p.transposed else (1 if shared_b else p.groups, k, n)
     load_b = _load(b, shape, dtype, "load_b")
     axis = te.reduce_axis((0, k), "k")
@@ -69,56 +73,52 @@ def product(a: Access, b: Access, dtype: str, shared_b: bool, p: Gemm) -> Any:
         "tvmx.tile": [tile.tm, tile.tn, tile.tk, tile.wm, tile.wn, tile.stages],
         "tvmx.vectors": [p.vector_a, p.vector_b],
         "tvmx.transposed": int(p.transposed),
+        "tvmx.grouped": int(p.grouped),
         "tvmx.size": [p.groups, p.m, p.n, p.k],
     }
     return te.compute((p.groups, m, n), element, name="gemm", attrs=notes)
 
 
-def unpack(c: Any, shape: Sequence[int], p: Gemm, dtype: str, rows_of_groups: bool = False) -> Any:
-    """The valid part of gemm[g, m, n] as `shape` (..., rows, n); `rows_of_groups`: the last group axis is part of n."""
+Finish = Callable[..., Any]
+"""(sum, *index in the output) → the sum with a correction."""
+
+
+def unpack(c: Any, shape: Sequence[int], p: Gemm, dtype: str, finish: Finish = lambda v, *_: v) -> Any:
+    """The valid part of gemm[g, m, n] as `shape` (..., rows, n), or (..., groups, n) of a grouped convolution."""
     from tvm import te
 
     def element(*index: Any) -> Any:
         *lead, column = index
-        if rows_of_groups:
-            return c[column // p.n, _linear(lead, shape[:-1]), column % p.n].astype(dtype)
-        if p.groups == 1:
-            return c[0, _linear(lead, shape[:-1]), column].astype(dtype)
-        return c[_linear(lead[:-1], shape[:-2]), lead[-1], column].astype(dtype)
+        if p.grouped:
+            value = c[lead[-1], _linear(lead[:-1], shape[:-2]), column]
+        elif p.groups == 1:
+            value = c[0, _linear(lead, shape[:-1]), column]
+        else:
+            value = c[_linear(lead[:-1], shape[:-2]), lead[-1], column]
+        return finish(value, *index).astype(dtype)
 
     return te.compute(tuple(shape), element, name="unpack")
 
 
-def _load(access: Access, shape: tuple[int, int, int], dtype: str, name: str) -> Any:
+def _load(access: Access, shape: tuple[int, int, int], dtype: str, name: str, fill: int = 0, shift: int = 0) -> Any:
     from tvm import te, tirx
 
     def element(g: Any, i: Any, j: Any) -> Any:
         conditions, value = access(g, i, j)
+        if shift:
+            value = (value.astype("int32") - shift).astype(dtype)
         if not conditions:
             return value
-        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, dtype))
+        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(fill - shift, dtype))
 
     return te.compute(shape, element, name=name)
 
 
-def matrix(
-    tensor: Any, rows: int, columns: int, padded: tuple[int, int], vector: int, index: Callable[[Any, Any, Any], Any]
-) -> Access:
-    """Access of a plain matrix; `index(g, row, column)` gives the tensor's index."""
+def window_rows(x: Any, window: Window, groups: int, p_rows: int, vector: int) -> Access:
+    """Rows of the implicit matrix of a convolution: x[N, H, W, C], column k = (kh, kw, channel of the group).
 
-    def access(g: Any, i: Any, j: Any) -> tuple[list[Any], Any]:
-        conditions = []
-        if padded[0] != rows:
-            conditions.append(i < rows)
-        if padded[1] != columns:
-            conditions.append(j // vector < columns // vector)
-        return conditions, tensor[tuple(index(g, i, j))]
-
-    return access
-
-
-def window_rows(x: Any, window: Window, groups: int, p_rows: int, p_k: int, vector: int) -> Access:
-    """Rows of the implicit matrix of a convolution: x[N, H, W, C], column k = (kh, kw, channel of the group)."""
+    `p_rows` is the padded number of rows; the caller guards k.
+    """
     n, h, w, c = (int(d) for d in x.shape)
     oh, ow = window.output(h, w)
     kh, kw = window.kernel
@@ -137,8 +137,6 @@ def window_rows(x: Any, window: Window, groups: int, p_rows: int, p_k: int, vect
         conditions = []
         if p_rows != n * oh * ow:
             conditions.append(m < n * oh * ow)
-        if p_k != kh * kw * depth:
-            conditions.append(chunk < kh * kw * chunks)
         if top > 0:
             conditions.append(y >= 0)
         if (oh - 1) * sh + (kh - 1) * dh - top >= h:
@@ -157,7 +155,7 @@ def packed(weight: Any) -> Access:
     return lambda g, i, j: ([], weight[g, i, j])
 
 
-def sum_parts(parts: Any, shape: Sequence[int], m: int, n: int, dtype: str) -> Any:
+def sum_parts(parts: Any, shape: Sequence[int], dtype: str, finish: Finish = lambda v, *_: v) -> Any:
     """[splits, m, n] partial products → their sum as `shape`, the last axis n."""
     from tvm import te
 
@@ -169,9 +167,13 @@ def sum_parts(parts: Any, shape: Sequence[int], m: int, n: int, dtype: str) -> A
         value = parts[0, row, column]
         for s in range(1, splits):
             value = value + parts[s, row, column]
-        return value.astype(dtype)
+        return finish(value, *index).astype(dtype)
 
     return te.compute(tuple(shape), total, name="sum_parts")
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def _linear(index: Sequence[Any], extents: Sequence[int]) -> Any:
@@ -189,5 +191,3 @@ def vector_of(*extents: int, element: int) -> int:
     while lanes > 1 and any(e % lanes for e in extents):
         lanes //= 2
     return lanes
-
-

@@ -12,7 +12,7 @@ from tvmx.target import Target
 
 def rules(target: Target) -> tuple[RewriteRule, ...]:
     """All rules, in the order in which they are tried at one call."""
-    preferred = "int8" if target.arch == "aarch64" else "uint8"
+    preferred = "int8" if target.arch == "aarch64" or target.kind == "cuda" else "uint8"
     sign = RewriteRule("same_sign", ("quantize",), move.same_sign(preferred))
     return (*move.RULES, sign, *integer.RULES, *requantize.RULES)
 
