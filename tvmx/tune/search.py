@@ -20,6 +20,7 @@ from tvmx.tune.trace import key_of, skeleton
 log = logging.getLogger(__name__)
 
 ELITE = 16
+NOISE = "noise"  # what the reason of a rejection ends in that a busy machine is to blame for
 FOREIGN = 4  # imported or outdated trials of a task that are measured again
 
 
@@ -102,7 +103,8 @@ class TaskSearch:
                     self.seeds.append(candidate)
                     self.promise = max(self.promise, 1 - 1 / verdict.speedup, self.config.min_gain)
         for verdict in tuning_log.verdicts(self.task.workload, self.target):
-            if verdict.default_hash == self.default_hash and verdict.status != "CONFIRMED":
+            undecided = verdict.reason.endswith(NOISE)  # a quieter machine may tell
+            if verdict.default_hash == self.default_hash and verdict.status != "CONFIRMED" and not undecided:
                 rejected = self._again(verdict)
                 self.rejected |= {rejected.key} if rejected else set()
 

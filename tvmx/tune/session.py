@@ -22,7 +22,7 @@ from tvmx.tune.model import CostModel
 from tvmx.tune.progress import Display, Progress, TaskProgress
 from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds, target_to_json
 from tvmx.tune.report import TuneReport
-from tvmx.tune.search import SearchConfig, TaskSearch
+from tvmx.tune.search import NOISE, SearchConfig, TaskSearch
 from tvmx.tune.space import Candidate, last_line
 from tvmx.tune.task import Task, merge_tasks
 
@@ -306,10 +306,12 @@ class _Session:
                 return f"{outcome.status}: {outcome.error}", samples
             for kept, new in zip(samples, outcome.samples):
                 kept += new
+            noise = max(map(unsteadiness, outcome.samples))
             for rival, name in ((0, "the default"), (2, "the winner so far"))[: len(rivals) - 1]:
                 gain = speedup(outcome.samples[rival], outcome.samples[1])
-                if gain < 1 + self.config.min_gain * (rival == 0):
-                    return f"{gain:.3f} x the speed of {name} when interleaved", samples
+                if gain < 1 + max(noise, self.config.min_gain) * (rival == 0):
+                    reason = f"{gain:.3f} x the speed of {name} when interleaved"
+                    return (f"{reason}, {noise:.1%} {NOISE}" if gain > 1 else reason), samples
         return "", samples
 
     def append_trial(
@@ -374,6 +376,13 @@ def speedup(rival: Sequence[float], challenger: Sequence[float]) -> float:
     """
     undisturbed = robust_seconds(list(rival)) / robust_seconds(list(challenger))
     return min(undisturbed, statistics.median(a / b for a, b in zip(rival, challenger)) + SIDE_BY_SIDE_SLACK)
+
+
+def unsteadiness(samples: Sequence[float]) -> float:
+    """How far apart the latencies of every other sample and of the rest are: what a busy machine may feign."""
+    halves = samples[::2], samples[1::2] or samples
+    first, second = (robust_seconds(list(half)) for half in halves)
+    return abs(first / second - 1)
 
 
 class _Callback:
