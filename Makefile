@@ -21,6 +21,7 @@ bench: $(VENV)/.installed-bench
 
 conformance: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.conformance.run --all
+	$(BIN)/python -m tests.conformance.tensor_core --count 240
 
 notebook: $(VENV)/.installed-notebook
 	$(BIN)/jupyter-execute notebooks/*.ipynb

@@ -80,12 +80,8 @@ def test_a_missing_barrier_is_a_race(program: DeviceProgram) -> None:
         head, body = program.source.split('extern "C"', 1)
         pieces = body.split("__syncthreads();")
         joined = "__syncthreads();".join(pieces[: which + 1]) + ";" + "__syncthreads();".join(pieces[which + 1 :])
-        try:
+        with pytest.raises(KernelFault, match=r"race|in flight"):
             run_program(replace(program, source=head + 'extern "C"' + joined), arrays())
-        except KernelFault as fault:
-            assert "race" in str(fault) or "in flight" in str(fault)
-        else:
-            pytest.fail(f"barrier {which} of {barriers} is not needed, or its loss is not seen")
 
 
 def test_a_missing_wait_is_seen(program: DeviceProgram) -> None:
@@ -97,7 +93,6 @@ def test_a_missing_wait_is_seen(program: DeviceProgram) -> None:
 def test_a_wrong_lane_map_gives_wrong_numbers(program: DeviceProgram) -> None:
     # Lanes 16-31 of ldmatrix must address the right half of the fragment.
     wrong = broken(program, r"\(\(\(\(int\)threadIdx\.x\) >> 4\) \* 8\)", "0", count=0)
-    wrong = broken(wrong, r"cse_v(\d+)", r"cse_v\1")
     done = run_program(wrong, arrays())
     assert np.abs(done.outputs[0] - expected()).max() > 1
 
@@ -109,7 +104,7 @@ def test_a_store_past_the_end_is_seen(program: DeviceProgram) -> None:
     if n == 0:
         body, n = re.subn(r"< 60\)", "< 64)", body)
     assert n, "a bound check"
-    with pytest.raises(KernelFault, match="offset .* of argument"):
+    with pytest.raises(KernelFault, match=r"offset .* of argument"):
         run_program(replace(program, source=head + 'extern "C"' + body), arrays())
 
 
@@ -133,14 +128,14 @@ def tiny(body: str, threads: int = 64) -> DeviceProgram:
 FAULTS = {
     "barrier in a branch": ("if (threadIdx.x < 32) __syncthreads(); b[threadIdx.x] = a[threadIdx.x];", "barrier"),
     "read of nothing": ("b[threadIdx.x] = s[threadIdx.x];", "nobody wrote"),
-    "neighbour's value": ("s[threadIdx.x] = 1; b[threadIdx.x] = s[63 - threadIdx.x];", "no barrier between|nobody wrote"),
+    "neighbour": ("s[threadIdx.x] = 1; b[threadIdx.x] = s[63 - threadIdx.x];", "no barrier between|nobody wrote"),
     "two writers": ("b[threadIdx.x / 2] = a[threadIdx.x];", "another thread"),
     "far away": ("b[threadIdx.x] = a[threadIdx.x + (1 << 28)];", "no tensor"),
     "before the start": ("b[threadIdx.x] = a[(int)threadIdx.x - 1];", "offset -4"),
     "misaligned": ("((float2*)b)[0] = *(float2*)(a + 1);", "past a multiple"),
     "shared overrun": ("s[threadIdx.x + 1] = 1;", "of shared memory"),
-    "half a warp": ("if (threadIdx.x % 32 < 16) b[threadIdx.x] = __shfl_xor_sync(~0u, a[threadIdx.x], 1);", "warp operation"),
-}  # fmt: skip
+    "half a warp": ("if (threadIdx.x % 32 < 16) b[threadIdx.x] = __shfl_xor_sync(~0u, a[0], 1);", "warp operation"),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -1,7 +1,8 @@
 """Global → shared copies inside a pipeline's async stage become `cp.async`, out-of-range elements filled with zeros.
 
 TVM's own pass knows predicates for floating-point zeros only and spends a branch and a store on each; here the copy's
-source size is 0 where the predicate fails, and the hardware writes the zeros.
+source size is 0 where the predicate fails, and the hardware writes the zeros. Another
+constant (a zero point) is stored.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ def _copy(stmt: Any) -> Any | None:
     import tvm
     from tvm.ir.expr import TensorLoad
 
-    value, condition = stmt.value, None
+    value, condition, fill = stmt.value, None, 0
     if getattr(getattr(value, "op", None), "name", "") == "prim.if_then_else":
         condition, value, other = value.args
-        if not _is_zero(other):
+        constant = _word(other)
+        if constant is None:
             return None
+        fill = constant
     if not isinstance(value, TensorLoad) or str(value.source.scope()) != "global":
         return None
     destination, source = _base(stmt.indices[0]), _base(value.indices[0])
@@ -63,7 +66,7 @@ def _copy(stmt: Any) -> Any | None:
     size = dtype.bits * dtype.lanes * source[1] // 8
     if size not in SIZES or str(stmt.buffer.dtype) != str(value.source.dtype):
         return None
-    return _emit(stmt.buffer, destination[0], value.source, source[0], size, condition)
+    return _emit(stmt.buffer, destination[0], value.source, source[0], size, condition, fill)
 
 
 def _base(index: Any) -> tuple[Any, int] | None:
@@ -90,35 +93,47 @@ def _value(expr: Any) -> Any:
     return getattr(expr, "value", expr)
 
 
-def _is_zero(expr: Any) -> bool:
+def _word(expr: Any) -> int | None:
+    """A constant as the 32-bit word that repeats it; None for what is no constant, or a float other than zero."""
+    import tvm
     import tvm.tirx as tirx
 
     inner = expr.value if isinstance(expr, tirx.Broadcast) else expr
-    return isinstance(inner, (tirx.IntImm, tirx.FloatImm)) and inner.value == 0
+    if isinstance(inner, tirx.FloatImm):
+        return 0 if inner.value == 0 else None
+    if not isinstance(inner, tirx.IntImm):
+        return None
+    bits = tvm.DataType(str(inner.ty.dtype)).bits
+    code = int(inner.value) & ((1 << bits) - 1)
+    word: int = sum(code << shift for shift in range(0, 32, bits))
+    return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def _emit(to: Any, at: Any, source: Any, first: Any, size: int, condition: Any) -> Any:
+def _emit(to: Any, at: Any, source: Any, first: Any, size: int, condition: Any, fill: int) -> Any:
     import tvm.tirx as tirx
     from tvm.backend.cuda.op import cuda_func_call
 
     kind = "cg" if size == 16 else "ca"
     name = f"tvmx_cp_async_{size}"
     arguments = [tirx.address_of(to[at]), tirx.address_of(source[first])]
-    if condition is None:
-        asm = f'"cp.async.{kind}.shared.global [%0], [%1], %2;\\n" :: "r"(to), "l"(from), "n"({size}) : "memory"'
-        signature = "void* dst, const void* from"
-    else:
+    move = f'__asm__ __volatile__("cp.async.{kind}.shared.global [%0], [%1], %2'
+    signature, before = "void* dst, const void* from", ""
+    asm = f'{move};\\n" :: "r"(to), "l"(from), "n"({size}) : "memory");'
+    if condition is not None and fill == 0:
         # Bytes past the source size are zeros; the address of a failed predicate is never read.
         name += "_zfill"
         arguments.append(tirx.Select(condition, tirx.const(size, "int32"), tirx.const(0, "int32")))
-        asm = (
-            f'"cp.async.{kind}.shared.global [%0], [%1], %2, %3;\\n" :: "r"(to), "l"(from), "n"({size}), "r"(bytes)'
-            ' : "memory"'
+        asm = f'{move}, %3;\\n" :: "r"(to), "l"(from), "n"({size}), "r"(bytes) : "memory");'
+        signature += ", int bytes"
+    elif condition is not None:
+        name += "_fill"
+        arguments += [tirx.Cast("int32", condition), tirx.const(fill, "int32")]
+        signature += ", int exists, int word"
+        before = (
+            f"  if (!exists) {{\n    for (int i = 0; i < {size // 4}; ++i) ((int*)dst)[i] = word;\n    return;\n  }}\n"
         )
-        signature = "void* dst, const void* from, int bytes"
     code = (
-        f"\n__forceinline__ __device__ void {name}({signature}) {{\n"
-        "  unsigned int to = __cvta_generic_to_shared(dst);\n"
-        f"  __asm__ __volatile__({asm});\n}}\n"
+        f"\n__forceinline__ __device__ void {name}({signature}) {{\n{before}"
+        f"  unsigned int to = __cvta_generic_to_shared(dst);\n  {asm}\n}}\n"
     )
     return tirx.Evaluate(cuda_func_call(name, *arguments, source_code=code))

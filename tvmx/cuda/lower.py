@@ -144,7 +144,7 @@ def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
             host = mod[name]
             launches = _launches(host)
             device = _device_module(mod, name)
-            source = _whole_zeros(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
+            source = _whole_words(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
     except CompileError:
         raise
     except Exception as error:
@@ -187,12 +187,19 @@ def _device_module(mod: Any, host: str) -> Any:
     return finalize_device_passes()(kernels)
 
 
-_ZEROS = re.compile(r"make_(int|uint)([24])\((?:\((?:signed char|uchar)\)0(?:, )?)+\)")
+_BYTE = r"\((?:signed char|uchar)\)-?\d+"
+_BYTES = re.compile(rf"make_(int|uint)([24])\(({_BYTE}(?:, {_BYTE}){{7,15}})\)")
 
 
-def _whole_zeros(source: str) -> str:
-    """TVM writes a vector of 8 or 16 zero bytes with one argument per byte; the constructor takes words."""
-    return _ZEROS.sub(lambda m: f"make_{m[1]}{m[2]}({', '.join('0' * int(m[2]))})", source)
+def _whole_words(source: str) -> str:
+    """TVM writes a vector of 8 or 16 constant bytes with one argument per byte; the constructor takes words."""
+
+    def words(match: re.Match[str]) -> str:
+        codes = [int(v.rpartition(")")[2]) & 0xFF for v in match[3].split(", ")]
+        found = [sum(c << 8 * i for i, c in enumerate(codes[at : at + 4])) for at in range(0, len(codes), 4)]
+        return f"make_{match[1]}{match[2]}({', '.join(f'(int)0x{w:08x}u' for w in found)})"
+
+    return _BYTES.sub(words, source)
 
 
 def _launches(host: Any) -> tuple[Launch, ...]:
