@@ -57,6 +57,19 @@ def pictures(size: int, key: str, turns: int, scale: float = 1.0) -> list[Inputs
     return made
 
 
+def pages(count: int) -> list[Inputs]:
+    """Random cuts of two pictures with text, at 320 × 320."""
+    rng = np.random.default_rng(0)
+    made = []
+    for k in range(count):
+        sheet = picture(("page", "text")[k % 2])
+        height, width = (int(d * rng.uniform(0.6, 1.0)) for d in sheet.shape[:2])
+        top, left = (int(rng.integers(0, d - s + 1)) for d, s in zip(sheet.shape, (height, width)))
+        cut = np.ascontiguousarray(sheet[top : top + height, left : left + width])
+        made.append({"x": chw(resize(cut, 320, 320), *IMAGENET)})
+    return made
+
+
 def lines(count: int, seed: int) -> list[Inputs]:
     """Rendered lines of random letters and digits, at sizes between 24 and 36."""
     from PIL import Image, ImageDraw, ImageFont
@@ -92,7 +105,7 @@ def inputs_of(model: ZooModel) -> tuple[list[Inputs], list[Inputs]]:
     if model.name == "orient":
         return pictures(224, "x", 4), [f for _, f in orient_pages()]
     if model.name == "ppocr4-det":
-        return pictures(320, "x", 2), [f for _, f in detection_page()]
+        return pages(24), [f for _, f in detection_page()]
     if model.name == "ppocr4-rec":
         return lines(48, 1), [f for _, f in text_lines()] + lines(21, 2)
     if model.name == "yolox":
@@ -171,7 +184,9 @@ def measure(model: ZooModel, observer: str, table: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model.name, "measure": name, "samples": len(calibration), "test": len(test)}
     with tempfile.TemporaryDirectory() as folder:
         for drop in (None, DROP):
-            quantized = tvmx.quantize(str(model.path), calibration, observer, max_drop=drop, **where)
+            quantized = tvmx.quantize(
+                str(model.path), calibration, observer, max_drop=drop, metric=score if drop else None, **where
+            )
             got = run_compiled(quantized, test, model.shapes, Path(folder))
             key = "default" if drop is None else "max_drop"
             report = quantized.report

@@ -45,7 +45,7 @@ from tvmx.target import Target, resolve
 
 log = logging.getLogger(__name__)
 
-MEASURED_SAMPLES = 16
+MEASURED_SAMPLES = 32
 CORRECTED_SAMPLES = 4  # a run for each of them and each layer
 MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
 
@@ -81,9 +81,7 @@ def quantize(
         job = _Job.open(model, calibration, config, chosen, shapes, constants)
         found = job.calibrate(stack)
         used = "entropy" if config.observer == "all" else config.observer
-        biases = job.correct(found, used, stack) if config.scheme.bias_correction else {}
-        measure = config.measure or config.max_drop is not None
-        measured = job.measure(found, used, config, biases, stack) if measure else None
+        biases, measured = job.refine(found, used, config, stack)
         return finish(job.plan, found, used, config.observer == "all", biases, measured)
 
 
@@ -170,11 +168,33 @@ class _Job:
                 self.samples.append(feed)
             yield feed
 
-    def correct(self, found: Calibration, observer: str, stack: ExitStack) -> dict[str, Array]:
-        """Biases without the mean error of quantising, by layer."""
+    def float_inputs(self) -> list[str]:
+        """Float inputs are watched whether quantised or not: checks look at them, and they cost nothing."""
+        return [name for name in self.plan.graph.inputs if self.plan.graph.is_float(name)]
+
+    def refine(
+        self, found: Calibration, observer: str, config: QuantizeConfig, stack: ExitStack
+    ) -> tuple[dict[str, Array], Sensitivity | None]:
+        """Corrected biases, and what measuring said, as far as the options ask for either.
+
+        With `max_drop`, correction is tried before any layer is left in float, unless the scheme says no.
+        """
+        correction, biases = config.scheme.bias_correction, dict[str, Array]()
+        wanted = config.measure or config.max_drop is not None
+        if not wanted and not correction:
+            return biases, None
         made = draft(self.plan, found, observer)
         run = self._switched(made, stack)
-        return corrected_biases(run, self.samples[:CORRECTED_SAMPLES], made.plan.graph, made.plan.placement)
+        if not correction:
+            measured = self._analyse(made, run, config, None)
+            enough = config.max_drop is None or measured.before >= 1 - config.max_drop
+            if enough:
+                return biases, measured
+        if correction is not False:
+            biases = corrected_biases(run, self.samples[:CORRECTED_SAMPLES], made.plan.graph, made.plan.placement)
+            made = draft(self.plan, found, observer, biases)
+            run = self._switched(made, stack) if wanted else run
+        return biases, self._analyse(made, run, config, config.max_drop) if wanted else None
 
     def _switched(self, made: Draft, stack: ExitStack) -> CompiledRun:
         if not self.samples:
@@ -182,28 +202,14 @@ class _Job:
         proto = switched_model(made.plan.graph, made.plan.placement, made.inserted, show=True)
         return CompiledRun(proto, self.target, stack)
 
-    def measure(
-        self,
-        found: Calibration,
-        observer: str,
-        config: QuantizeConfig,
-        biases: Mapping[str, Array],
-        stack: ExitStack,
-    ) -> Sensitivity:
-        """SQNR of each layer by running, and the layers that `max_drop` leaves in float."""
-        made = draft(self.plan, found, observer, biases)
+    def _analyse(self, made: Draft, run: CompiledRun, config: QuantizeConfig, max_drop: float | None) -> Sensitivity:
         graph, placement = made.plan.graph, made.plan.placement
-        run = self._switched(made, stack)
         shown = {la.name: graph.nodes[la.node].output[0] for la in switchable(placement)}
         outputs = [name for name in graph.outputs if graph.is_float(name)]
         if not outputs:
             raise ConfigError("the model has no float32 output to measure accuracy by")
         runs = SwitchedRuns(run, self.samples, placement, outputs, shown)
-        return analyse(runs, placement, config.metric, config.max_drop)
-
-    def float_inputs(self) -> list[str]:
-        """Float inputs are watched whether quantised or not: checks look at them, and they cost nothing."""
-        return [name for name in self.plan.graph.inputs if self.plan.graph.is_float(name)]
+        return analyse(runs, placement, config.metric, max_drop)
 
 
 class CompiledRun:

@@ -40,7 +40,7 @@ def add_commands(
     sub.add_argument("--keep-first", action="store_true", help="leave the first layer in float")
     sub.add_argument("--keep-last", action="store_true", help="leave the last layer in float")
     sub.add_argument("--equalize", action="store_true", help="equalise weight ranges across layers first")
-    sub.add_argument("--bias-correction", action="store_true", help="correct the mean error that weights make")
+    sub.add_argument("--bias-correction", choices=["auto", "yes", "no"], help="take mean errors off biases")
     sub.add_argument("--prefer", choices=["speed", "size"], help="size: every weight in int8")
     sub.add_argument("--max-drop", type=float, metavar="SHARE", help="keep layers in float until at most this is lost")
     sub.add_argument("--metric", help="accuracy for --max-drop: auto, top1, cosine or sqnr")
@@ -117,7 +117,9 @@ def _quantize_settings(arguments: argparse.Namespace) -> QuantizeConfig:
         "prefer": arguments.prefer,
         "per_channel": False if arguments.per_tensor else None,
     }
-    for key in ("keep_first", "keep_last", "equalize", "bias_correction"):
+    if arguments.bias_correction is not None:
+        flags["bias_correction"] = {"auto": scheme.bias_correction, "yes": True, "no": False}[arguments.bias_correction]
+    for key in ("keep_first", "keep_last", "equalize"):
         flags[key] = getattr(arguments, key) or None
     if arguments.reduce_range is not None:
         flags["reduce_range"] = {"auto": scheme.reduce_range, "yes": True, "no": False}[arguments.reduce_range]

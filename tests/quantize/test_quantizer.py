@@ -137,3 +137,17 @@ def test_pictures_that_are_not_normalised_are_noticed():
 
 def test_few_samples_are_noticed():
     assert any("3 samples" in w for w in quantized(convnet(), normal_feeds(convnet(), 3)).report.warnings)
+
+
+def test_saturated_activations_are_noticed():
+    node = helper.make_node
+    proto = model(
+        [node("MatMul", ["x", "w"], ["a"]), node("Sigmoid", ["a"], ["s"]), node("MatMul", ["s", "w"], ["y"])],
+        {"x": (4, 8)},
+        {"y": (4, 8)},
+        {"w": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)},
+    )
+    data = normal_feeds(proto, 20)
+    assert not quantized(proto, data).report.warnings
+    far = [{"x": 1000 * feed["x"]} for feed in data]
+    assert any("Sigmoid" in w and "ends" in w for w in quantized(proto, far).report.warnings)

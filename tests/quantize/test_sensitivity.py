@@ -84,6 +84,8 @@ def test_metrics():
     assert top1(a, b) == 0.5
     assert 0 < cosine(a, b) < 1
     assert signal([[np.ones(4)]], [[np.zeros(4)]]) == 0
+    faint = [[np.array([1e-6, 0.0])], [np.array([1.0, 2.0])]]
+    assert cosine(faint, [[np.array([0.0, 1e-6])], [np.array([1.0, 2.0])]]) > 0.999
     assert cosine([[np.zeros(3)]], [[np.zeros(3)]]) == 1
     assert cosine([[np.ones(3)]], [[np.full(3, np.nan)]]) == 0
     assert metric_of("auto", a)[0] == "top1"

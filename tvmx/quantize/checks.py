@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from onnx import NodeProto
 
 from tvmx.quantize.calibrate import Calibration
 from tvmx.quantize.graph import OnnxGraph, node_name
@@ -67,21 +68,32 @@ def _inputs(graph: OnnxGraph, calibration: Calibration) -> Iterator[str]:
 
 
 def _saturation(graph: OnnxGraph, calibration: Calibration) -> Iterator[str]:
-    for index, node in enumerate(graph.nodes):
-        bounds = _BOUNDS.get(node.op_type)
-        if node.op_type == "Clip":
-            ends = [graph.constant(i) if i else None for i in (*node.input[1:3], "", "")[:2]]
-            if all(e is not None for e in ends):
-                low, high = (float(e.reshape(-1)[0]) for e in ends if e is not None)
-                bounds = low, high
+    """Activation functions at their ends: one gate may well be open always, most of them may not."""
+    shares = {}
+    for node in graph.nodes:
+        bounds = _bounds(graph, node)
         stats = calibration.stats.get(node.output[0]) if bounds else None
         if bounds is None or stats is None or stats.empty or stats.constant:
             continue
         margin = 0.01 * (bounds[1] - bounds[0])
         x, counts = stats.histogram.centers(), stats.histogram.counts
         at_ends = counts[(x < bounds[0] + margin) | (x > bounds[1] - margin)].sum()
-        if at_ends > SATURATED * counts.sum():
-            yield (
-                f"{100 * at_ends / counts.sum():.0f} % of the results of {node_name(graph.nodes[index])!r} "
-                f"({node.op_type}) lie at its ends; is the calibration data what the model expects?"
-            )
+        shares[node_name(node), node.op_type] = float(at_ends / counts.sum())
+    saturated = {key: share for key, share in shares.items() if share > SATURATED}
+    if len(saturated) > len(shares) / 2:
+        (name, op), share = next(iter(saturated.items()))
+        yield (
+            f"{100 * share:.0f} % of the results of {name!r} ({op}) lie at its ends, and so do those of "
+            f"{len(saturated) - 1} others; is the calibration data what the model expects?"
+        )
+
+
+def _bounds(graph: OnnxGraph, node: NodeProto) -> tuple[float, float] | None:
+    """The least and the greatest result of an activation function."""
+    if node.op_type != "Clip":
+        return _BOUNDS.get(node.op_type)
+    ends = [graph.constant(i) if i else None for i in (*node.input[1:3], "", "")[:2]]
+    if any(e is None for e in ends):
+        return None
+    low, high = (float(e.reshape(-1)[0]) for e in ends if e is not None)
+    return low, high
