@@ -120,6 +120,9 @@ def conv2d(sch: Any, target: Target) -> None:
     if detached:
         finish_detached(sch, last, target, parallel)
         last = sch.cache_write(conv, 0, "local")
+    elif len(sch.get(last).iter_vars) == 5:  # conv3d: depth and height are the rows of the convolution
+        rows_of_depth = int(sch.get(last).iter_vars[2].dom.extent)
+        sch.transform_block_layout(last, lambda n, d, h, w, c: (n, d * rows_of_depth + h, w, c))
     h0, h1 = perfect(sch, h, [ho, height // ho])
     w0, w1 = perfect(sch, w, [width // rows, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)

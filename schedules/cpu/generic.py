@@ -25,6 +25,11 @@ def _any(workload: Workload) -> bool:
     return True
 
 
+@schedule_rule("cpu.written", match=lambda w: not w.blocks, when=lambda t: t.kind == "cpu", priority=-50)
+def written(sch: Any, target: Target) -> None:
+    """A kernel of plain loops (sort, top-k, scan, scatter) says itself what is parallel."""
+
+
 @schedule_rule("cpu.generic", match=_any, when=lambda t: t.kind == "cpu", priority=-100)
 def generic(sch: Any, target: Target) -> None:
     """Schedule whatever no other rule claims."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmx_schedules.cpu.blocks import REDUCTION, Info, Load, as_int, inspect, stride, uses
+from tvmx_schedules.cpu.blocks import REDUCTION, Info, Load, as_int, stride, uses
 
 from tvmx.schedule.tir import substitute
 from tvmx.target import Target
@@ -176,6 +176,34 @@ def has_varying_condition(info: Info, var_uses: Any) -> bool:
     return found
 
 
-def refresh(sch: Any, info: Info) -> Info:
-    """The block as it is now."""
-    return inspect(sch, info.rv)
+def computes_with_position(info: Info) -> bool:
+    """Does the body compute with its own position beyond indices (a pool's divisor)? Fused loops then divide for it."""
+    from tvm.ir import Var
+
+    from tvmx.schedule.tir import walk
+
+    def count(node: Any) -> int:
+        found: list[Any] = []
+        walk(node, Var, lambda v: found.append(v) if any(v.same_as(iv.var) for iv in info.block.iter_vars) else None)
+        return len(found)
+
+    accesses = [*info.loads, *([info.store] if info.store is not None else [])]
+    return count(info.block.body) > sum(count(index) for access in accesses for index in access.indices)
+
+
+def is_indirect(info: Info) -> bool:
+    """Does an index come out of memory? TVM's LoopPartition mixes int32 and int64 there and fails, so no tails."""
+    from tvm.ir.expr import TensorLoad
+
+    from tvmx.schedule.tir import walk
+
+    found: list[Any] = []
+    for load in info.loads:
+        for index in load.indices:
+            walk(index, TensorLoad, found.append)
+    return bool(found)
+
+
+def needs_tail(loop: Loop, lanes: int) -> bool:
+    """Would `vectorize_loop` leave a partial vector?"""
+    return pick_lanes(loop.extent, lanes)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, leaves
@@ -9,15 +10,18 @@ from tvmx_schedules.cpu.loops import (
     PARTITION_HINT,
     Loop,
     has_varying_condition,
+    is_indirect,
     lanes_of,
     loop_stride,
     loops_of,
+    needs_tail,
     vectorize_loop,
 )
 
 from tvmx.target import Target
 
 MAX_KEPT_UNROLL = 4  # accumulator vectors of a reduction that is vectorised over a kept axis
+MAX_WINDOW = 25  # taps of a window that is unrolled, but for its outermost loop
 FOLD = 4  # partial results that the lanes are folded to, before the last
 
 
@@ -114,6 +118,8 @@ def vectorize_reduction(sch: Any, info: Info, skip: int, target: Target) -> Any:
         return None
     others = [l for l in kept if l is not vector]
     lanes = lanes_of(info, target)
+    if is_indirect(info) and needs_tail(vector, lanes):
+        return None
     sch.reorder(*[l.rv for l in others], *[l.rv for l in reduced], vector.rv)
     if has_varying_condition(info, lambda _: True):
         sch.annotate(reduced[-1].rv, PARTITION_HINT, 1)
@@ -123,6 +129,9 @@ def vectorize_reduction(sch: Any, info: Info, skip: int, target: Target) -> Any:
         position = len(first) - len(inner)
         outer = first[position]
         sch.reorder(outer, *[l.rv for l in reduced])
+    if math.prod(l.extent or MAX_WINDOW + 1 for l in reduced) <= MAX_WINDOW:
+        for loop in reduced[1:]:
+            sch.unroll(loop.rv)
     return reduced[0].rv
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmx_schedules.cpu.blocks import SPATIAL, Info, inspect, leaves
+from tvmx_schedules.cpu.blocks import SPATIAL, Info, inspect, leaves, uses
 from tvmx_schedules.cpu.loops import (
     Loop,
     bindings_of,
+    computes_with_position,
     has_varying_condition,
+    is_indirect,
     lanes_of,
     loop_stride,
     loops_of,
+    needs_tail,
     parallelize,
     vectorize_loop,
 )
@@ -20,6 +23,8 @@ from tvmx_schedules.cpu.reduce import vectorize_reduction
 from tvmx.target import Target
 
 UNIT = object()  # label of a dimension of extent 1
+
+FAR = 8  # elements apart from which a vector is gathered; nearer ones LLVM loads and shuffles
 
 CHUNK_VECTORS = 4  # vectors of a kept contiguous axis that one step of fused blocks works on
 
@@ -66,15 +71,16 @@ def _schedule_group(sch: Any, sink: Info, producers: list[Info], target: Target)
 def _shared_axes(sink: Info, producers: list[Info]) -> tuple[list[Info], list[Any]]:
     """(producers that can move below `sink`'s loops, the sink's iterators that index all of them).
 
-    Every block gets one label per spatial iterator: the iterator of the sink that it follows, or None.
+    Every block gets one label per spatial iterator: the iterator of the sink that it follows, or None. A producer that
+    is read through a window (a padding, below a pool) stays: it would leave nothing of the windowed axes to share.
     """
     labels: dict[str, list[Any]] = {sink.name: [v.var for v in sink.block.iter_vars]}
     infos = {sink.name: sink}
     moved: list[Info] = []
     shared: list[Any] = list(labels[sink.name])
     for producer in producers:
-        found = _labels(producer, infos, labels)
-        if found is None:
+        found, mixed = _labels(producer, infos, labels)
+        if found is None or any(_size(sink, var) != 1 for var in shared if any(var is m for m in mixed)):
             continue
         common = [var for var in shared if any(var is label for label in found)]
         if not any(_size(sink, var) != 1 for var in common):
@@ -92,10 +98,16 @@ def _size(info: Info, var: Any) -> int | None:
     return None
 
 
-def _labels(producer: Info, readers: dict[str, Info], labels: dict[str, list[Any]]) -> list[Any] | None:
-    """For each iterator of `producer`, the sink's iterator that it runs along with in every read of its buffer."""
+def _labels(
+    producer: Info, readers: dict[str, Info], labels: dict[str, list[Any]]
+) -> tuple[list[Any] | None, list[Any]]:
+    """For each iterator of `producer`, the sink's iterator that it runs along with in every read of its buffer.
+
+    Also the sink's iterators that appear in an index together with others: windows, strides.
+    """
     assert producer.store is not None
     dims: list[Any] | None = None
+    mixed: list[Any] = []
     for name, reader in readers.items():
         for load in reader.loads:
             if not load.buffer.same_as(producer.output):
@@ -109,13 +121,15 @@ def _labels(producer: Info, readers: dict[str, Info], labels: dict[str, list[Any
                 for iter_var, candidate in zip(reader.block.iter_vars, labels[name]):
                     if index.same_as(iter_var.var):
                         label = candidate
+                    elif candidate is not None and uses(index, iter_var.var):
+                        mixed.append(candidate)
                 here.append(label)
             if dims is None:
                 dims = here
             else:
                 dims = [a if a is b else None for a, b in zip(dims, here)]
     if dims is None:
-        return None
+        return None, mixed
     out: list[Any] = []
     for iter_var, kind in zip(producer.block.iter_vars, producer.iter_kinds):
         label = None
@@ -124,7 +138,7 @@ def _labels(producer: Info, readers: dict[str, Info], labels: dict[str, list[Any
                 if index.same_as(iter_var.var):
                     label = dim
         out.append(label)
-    return out
+    return out, mixed
 
 
 def _fuse_rows(sch: Any, sink: Info, moved: list[Info], shared: list[Any], target: Target) -> None:
@@ -210,7 +224,7 @@ def _flatten(sch: Any, info: Info) -> None:
         )
         if load.indices and not (same and shape_equal) and any(e != 1 for e in _shape(load.buffer)):
             return
-    if has_varying_condition(info, lambda _: True):
+    if has_varying_condition(info, lambda _: True) or computes_with_position(info):
         return
     loops = sch.get_loops(info.rv)
     order = [v.var for v in info.block.iter_vars]
@@ -241,6 +255,11 @@ def _vectorize(sch: Any, info: Info, skip: int, target: Target) -> tuple[int, An
             break
     if vector is None:
         return 0, None
+    if is_indirect(info) and needs_tail(vector, lanes_of(info, target)):
+        return 1, None
+    along = _transposed(sch, info, loops, vector)
+    if along is not None and not _diverges(sch, info, vector):
+        return _transpose(sch, loops, vector, along, lanes_of(info, target)), None
     if vector is not loops[-1]:
         sch.reorder(*[l.rv for l in loops if l is not vector], vector.rv)
     contiguous = all(loop_stride(sch, info, load, vector.var) in (0, 1) for load in info.loads)
@@ -249,8 +268,35 @@ def _vectorize(sch: Any, info: Info, skip: int, target: Target) -> tuple[int, An
     return max(1, len(vectorize_loop(sch, vector.rv, lanes_of(info, target))) - 1), None
 
 
-def _diverges(sch: Any, info: Info, vector: Loop) -> bool:
-    from tvmx_schedules.cpu.blocks import uses
+def _transposed(sch: Any, info: Info, loops: list[Loop], vector: Loop) -> Loop | None:
+    """The loop along which a load is contiguous while it strides far along `vector`; None for another pattern."""
+    found = None
+    for load in info.loads:
+        step = loop_stride(sch, info, load, vector.var)
+        if step is None:
+            return None
+        if step < FAR:
+            continue
+        for loop in loops:
+            if loop is not vector and loop.extent != 1 and loop_stride(sch, info, load, loop.var) == 1:
+                found = loop
+    return found
 
+
+def _transpose(sch: Any, loops: list[Loop], vector: Loop, along: Loop, lanes: int) -> int:
+    """A vector of far-apart elements at a time, stepping along the source's own rows: their lines stay in L1.
+
+    Returns how many inner loops must stay serial.
+    """
+    inner = vectorize_loop(sch, vector.rv, lanes)
+    last = inner[-1]
+    first = min(i for i, l in enumerate(loops) if l is vector or l is along)
+    outer = [l.rv for l in loops[:first]]
+    between = [l.rv for l in loops[first:] if l is not vector and l is not along]
+    sch.reorder(*outer, *inner[:-1], *between, along.rv, last)
+    return 2
+
+
+def _diverges(sch: Any, info: Info, vector: Loop) -> bool:
     bound = [iv.var for iv, value in zip(info.block.iter_vars, bindings_of(sch, info)) if uses(value, vector.var)]
     return has_varying_condition(info, lambda expr: any(uses(expr, var) for var in bound))

@@ -130,8 +130,8 @@ def scatter_nd(depth: int, reduction: str) -> Callable[[Tensor, Tensor, Tensor],
 def top_k(k: int, axis: int, largest: bool) -> Callable[[Tensor], list[Tensor]]:
     """Values and int64 indices of the k largest (smallest), best first; ties by lower index.
 
-    Insertion into a sorted list of k: one comparison for most elements while k is small. For a
-    large k use `sort_rows`.
+    The k best so far are a heap with the worst at its root: most elements cost one comparison, the others log k.
+    Taking the root k times sorts them.
     """
 
     def kernel(x: Tensor) -> list[Tensor]:
@@ -146,25 +146,77 @@ def top_k(k: int, axis: int, largest: bool) -> Callable[[Tensor], list[Tensor]]:
                 def out(j: Any) -> Any:
                     return (o * k + j) * inner + q
 
-                with T.serial(0, n) as i:
-                    at = (o * n + i) * inner + q
-                    with T.serial(0, k) as step:
-                        j = k - 1 - step
-                        # Slots from i on are empty still; an empty slot loses against anything.
-                        beats = tirx.Or(j >= i, _before(data[at], vals[out(j)], largest))
-                        with T.If(tirx.all(j <= i, beats)):
-                            with T.Then():
-                                with T.If(j + 1 < k):
-                                    with T.Then():
-                                        vals[out(j + 1)] = vals[out(j)]
-                                        inds[out(j + 1)] = inds[out(j)]
-                                vals[out(j)] = data[at]
-                                inds[out(j)] = i.astype("int64")
+                heap = _Heap(vals, inds, out, largest, str(x.dtype))
+                with T.serial(0, k) as i:
+                    vals[out(i)] = data[(o * n + i) * inner + q]
+                    inds[out(i)] = i.astype("int64")
+                with T.serial(0, k // 2) as i:
+                    heap.sink(k // 2 - 1 - i, vals[out(k // 2 - 1 - i)], inds[out(k // 2 - 1 - i)], k)
+                with T.serial(0, n - k) as i:
+                    value = data[(o * n + k + i) * inner + q]
+                    # A tie with the root loses: its index is lower.
+                    with T.If(_before(value, vals[out(0)], largest)):
+                        with T.Then():
+                            heap.sink(0, value, (k + i).astype("int64"), k)
+                with T.serial(0, k - 1) as i:
+                    end = k - 1 - i
+                    heap.pop(end)
 
         shapes = [out_dims, out_dims]
         return extern(shapes, [x.dtype, "int64"], [x], body, "topk")  # type: ignore[no-any-return]
 
     return kernel
+
+
+class _Heap:
+    """A heap of (value, index) with the worst at slot 0, in the outputs of `top_k` at `place(slot)`."""
+
+    def __init__(self, vals: Any, inds: Any, place: Callable[[Any], Any], largest: bool, dtype: str) -> None:
+        self.vals, self.inds, self.place, self.largest = vals, inds, place, largest
+        self.hole = T.buffer_proxy(T.alloc_buffer([3], "int32", scope="local"))  # [where the hole is, going on, child]
+        self.value = T.buffer_proxy(T.alloc_buffer([2], dtype, scope="local"))  # [what sinks, spare]
+        self.index = T.buffer_proxy(T.alloc_buffer([2], "int64", scope="local"))
+
+    def worse(self, value: Any, index: Any, other: Any, other_index: Any) -> Any:
+        """Does (value, index) come after the other?"""
+        return tirx.Or(_before(other, value, self.largest), tirx.all(value == other, index > other_index))
+
+    def sink(self, slot: Any, value: Any, index: Any, size: Any) -> None:
+        """Put (value, index) at `slot` and let it sink until no child is worse, in a heap of `size`."""
+        hole, place, vals, inds = self.hole, self.place, self.vals, self.inds
+        self.value[0] = value
+        self.index[0] = index
+        hole[0] = tirx.Cast("int32", slot) if not isinstance(slot, int) else slot
+        hole[1] = 1
+        with T.While(hole[1] == 1):
+            hole[2] = hole[0] * 2 + 1
+            with T.If(hole[2] >= size):
+                with T.Then():
+                    hole[1] = 0
+                with T.Else():
+                    left, right = hole[2], tirx.min(hole[2] + 1, size - 1)
+                    with T.If(self.worse(vals[place(right)], inds[place(right)], vals[place(left)], inds[place(left)])):
+                        with T.Then():
+                            hole[2] = right
+                    pick = hole[2]
+                    with T.If(self.worse(vals[place(pick)], inds[place(pick)], self.value[0], self.index[0])):
+                        with T.Then():
+                            vals[place(hole[0])] = vals[place(pick)]
+                            inds[place(hole[0])] = inds[place(pick)]
+                            hole[0] = pick
+                        with T.Else():
+                            hole[1] = 0
+        vals[place(hole[0])] = self.value[0]
+        inds[place(hole[0])] = self.index[0]
+
+    def pop(self, end: Any) -> None:
+        """Move the worst to slot `end`, the last of the heap, which then ends before it."""
+        vals, inds, place = self.vals, self.inds, self.place
+        self.value[1] = vals[place(0)]
+        self.index[1] = inds[place(0)]
+        self.sink(0, vals[place(end)], inds[place(end)], end)
+        vals[place(end)] = self.value[1]
+        inds[place(end)] = self.index[1]
 
 
 def _before(a: Any, b: Any, largest: bool) -> Any:
@@ -230,25 +282,41 @@ def _merge(data: Any, source: Any, target: Any, at: Any, n: int, width: int, des
 
 
 def scan(axis: int, exclusive: bool, reverse: bool, product: bool) -> Callable[[Tensor], Tensor]:
-    """Cumulative sum or product along an axis."""
+    """Cumulative sum or product along an axis. Values side by side (later axes) advance together."""
 
     def kernel(x: Tensor) -> Tensor:
         dims = list(x.shape)
         n, inner, outer = dims[axis], size_of(dims[axis + 1 :]), size_of(dims[:axis])
+        start = tirx.const(1 if product else 0, x.dtype)
+
+        def combine(a: Any, b: Any) -> Any:
+            return a * b if product else a + b
+
+        def row(data: Any, out: Any, o: Any) -> None:
+            total = T.buffer_proxy(T.alloc_buffer([1], x.dtype, scope="local"))
+            total[0] = start
+            with T.serial(0, n) as i:
+                at = o * n + (n - 1 - i if reverse else i)
+                if exclusive:
+                    out[at] = total[0]
+                total[0] = combine(total[0], data[at])
+                if not exclusive:
+                    out[at] = total[0]
+
+        def rows(data: Any, out: Any, o: Any) -> None:
+            with T.serial(0, inner) as q:
+                first = (o * n + (n - 1 if reverse else 0)) * inner + q
+                out[first] = start if exclusive else data[first]
+            with T.serial(0, n - 1) as i:
+                j = n - 2 - i if reverse else i + 1
+                before = j + 1 if reverse else j - 1
+                with T.serial(0, inner) as q:
+                    at, last = (o * n + j) * inner + q, (o * n + before) * inner + q
+                    out[at] = combine(out[last], data[last if exclusive else at])
 
         def body(data: Any, out: Any) -> None:
-            with T.parallel(0, outer * inner) as row:
-                o, q = tirx.floordiv(row, inner), tirx.floormod(row, inner)
-                total = T.buffer_proxy(T.alloc_buffer([1], x.dtype, scope="local"))
-                total[0] = tirx.const(1 if product else 0, x.dtype)
-                with T.serial(0, n) as i:
-                    j = n - 1 - i if reverse else i
-                    at = (o * n + j) * inner + q
-                    if exclusive:
-                        out[at] = total[0]
-                    total[0] = total[0] * data[at] if product else total[0] + data[at]
-                    if not exclusive:
-                        out[at] = total[0]
+            with T.parallel(0, outer) as o:
+                row(data, out, o) if isinstance(inner, int) and inner == 1 else rows(data, out, o)
 
         return extern([dims], [x.dtype], [x], body, "cumulative")
 

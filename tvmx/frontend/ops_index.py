@@ -209,7 +209,7 @@ def top_k(node: Node) -> list[Expr]:
     if k == 0:
         out = [0 if i == axis else d for i, d in enumerate(dims)]
         return [node.const(np.zeros(out), dtype_of(x)), node.const(np.zeros(out), "int64")]
-    if k <= 32 or not isinstance(size, int):
+    if not isinstance(size, int) or k <= size // 2 or k <= 32:
         pair = node.te(kernels.top_k(k, axis, largest), x)
         return [node.emit(relax.TupleGetItem(pair, i)) for i in range(2)]
     order = sorted_order(node, x, axis, largest)

@@ -30,7 +30,8 @@ def build_context() -> Any:
 
 
 def mark_predicates(mod: Any) -> Any:
-    """Wrap every block predicate of an IRModule in `likely`."""
+    """Wrap every block predicate of an IRModule in `likely`; drop the scope pragmas of TIR builders, which LLVM's code
+    generator warns of."""
     import tvm
     import tvm_ffi
     from tvm import tirx
@@ -43,10 +44,15 @@ def mark_predicates(mod: Any) -> Any:
             return realize
         return SBlockRealize(realize.iter_values, tirx.likely(predicate), realize.block)
 
+    def unwrap(statement: Any, mutator: Any) -> Any:
+        statement = mutator.default_mutate(statement)
+        return statement.body if statement.attr_key == "pragma_scope" else statement
+
+    rules = [(SBlockRealize, mark), (tirx.AttrStmt, unwrap)]
     funcs = {}
     for gv, func in mod.functions_items():
         if isinstance(func, tirx.PrimFunc):
-            func = func.with_body(tvm_ffi.structural_mutate(func.body, [(SBlockRealize, mark)]))
+            func = func.with_body(tvm_ffi.structural_mutate(func.body, rules))
         funcs[gv] = func
     return tvm.IRModule(funcs, attrs=mod.attrs)
 

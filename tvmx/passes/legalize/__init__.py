@@ -14,7 +14,7 @@ from tvmx.target import Target
 
 Legalizer = Callable[[Any, Any], Any]
 
-FAMILIES: tuple[str, ...] = ("conv", "matmul", "norm")
+FAMILIES: tuple[str, ...] = ("conv", "conv3d", "matmul", "norm", "reduce")
 
 
 def legalizers(target: Target) -> dict[str, Legalizer]:
