@@ -1,8 +1,10 @@
 """Latency of the zoo against ONNX Runtime and OpenVINO, interleaved in one run; JSON with raw samples.
 
-python -m benchmarks.latency [--models orient,minilm-l3] [--threads 1,2] [--tuned | --log DIR] [--out latency.json]
+python -m benchmarks.latency [--models orient,minilm-l3] [--threads 1,2] [--tuned [LOG]] [--quick] [--out latency.json]
 
-`--tuned` also measures builds with the logs that ship with tvmx, `--log` with those and the log given.
+`--tuned` also measures builds with the logs that ship with tvmx, `--tuned LOG` with those and the log given. `--quick`
+is one thread and few rounds. `--clock cpu` counts CPU time in place of wall time, for a machine that others use, one
+thread only. The JSON is written after every model, so that a run cut short keeps what it measured.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tvmx
+from benchmarks.latency_report import bars, table
 from benchmarks.measure import interleave, machine, ratio
 from benchmarks.models import ModelUnavailable, ZooModel, zoo
 from benchmarks.peers import onnxruntime_run, onnxruntime_session, openvino_run
@@ -51,8 +55,18 @@ def fixed_model(model: ZooModel) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat: int, folder: Path) -> dict[str, Any]:
-    """Compile untuned (and `tuned`, from `log` and the shipped logs), check the outputs, time all in turn."""
+@dataclass(frozen=True)
+class Options:
+    """What to measure beside the untuned build, and how."""
+
+    tuned: bool = False  # builds with the shipped logs ...
+    log: str | None = None  # ... and this one
+    repeat: int = 30
+    clock: str = "wall"  # "wall" | "cpu"
+
+
+def measure(model: ZooModel, threads: int, options: Options, folder: Path) -> dict[str, Any]:
+    """Compile untuned (and tuned), check the outputs, time all contenders in turn."""
     inputs = model.random_inputs(np.random.default_rng(0))
     proto = fixed_model(model)
     session = onnxruntime_session(proto, threads)
@@ -62,8 +76,8 @@ def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat:
     row: dict[str, Any] = {"model": model.name, "threads": threads}
     contenders: dict[str, Any] = {}
     executors = []
-    for label, use_log in (("untuned", None), ("tuned", log)):
-        if label == "tuned" and not tuned:
+    for label, use_log in (("untuned", None), ("tuned", options.log)):
+        if label == "tuned" and not options.tuned:
             continue
         path = folder / f"{model.name}-{label}-{threads}.so"
         start = time.perf_counter()
@@ -80,6 +94,7 @@ def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat:
         executor = GraphExecutor(path, threads=threads)
         executors.append(executor)
         row[f"error_{label}"] = relative_error(executor(inputs), expected)
+        row[f"error_real_{label}"] = real_error(model, executor, session)
         row["arena_bytes"], row["arena_lower_bound"] = executor.arena_bytes, executor.arena_lower_bound
         row[f"vm_{label}"] = result.report.get("vm_reason")
         for name, array in inputs.items():
@@ -90,10 +105,17 @@ def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat:
     if openvino is not None:
         contenders["openvino"] = openvino
 
-    samples = interleave(contenders, repeat=repeat)
+    samples = interleave(
+        contenders,
+        repeat=options.repeat,
+        settle_s=0.01 if threads > 1 else 0.0,
+        clock=time.process_time if options.clock == "cpu" else time.perf_counter,
+    )
     for executor in executors:
         executor.close()
     row["samples_s"] = samples
+    row["clock"] = options.clock
+    row["best_ms"] = {name: round(min(s) * 1e3, 4) for name, s in samples.items()}
     row["median_ms"] = {name: round(statistics.median(s) * 1e3, 4) for name, s in samples.items()}
     row["ratios"] = {
         ours: {peer: round(ratio(samples, ours, peer), 3) for peer in ("onnxruntime", "openvino") if peer in samples}
@@ -105,64 +127,55 @@ def measure(model: ZooModel, threads: int, tuned: bool, log: str | None, repeat:
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line a model and thread count, then the geometric means of the ratios."""
-    lines = [
-        f"{'model':14}{'thr':>4}{'untuned':>10}{'tuned':>10}{'ORT':>10}{'OpenVINO':>10}"
-        f"{'un/ORT':>8}{'un/best':>8}{'tu/best':>8}{'tu/un':>8}{'error':>9}{'compile':>9}"
-    ]
-    means: dict[tuple[int, str], list[float]] = {}
-    for row in rows:
-        if "failed" in row:
-            lines.append(f"{row['model']:14}{row['threads']:4}  FAILED: {row['failed']}")
-            continue
-        ms = row["median_ms"]
-        cells = [f"{ms[k]:10.3f}" if k in ms else f"{'-':>10}" for k in ("untuned", "tuned", "onnxruntime", "openvino")]
-        ratios = row["ratios"]
-        against = {
-            "un/ORT": ratios["untuned"]["onnxruntime"],
-            "un/best": max(ratios["untuned"].values()),
-            "tu/best": max(ratios["tuned"].values()) if "tuned" in ratios else None,
-            "tu/un": row.get("tuned_over_untuned"),
-        }
-        for key, value in against.items():
-            if value is not None:
-                means.setdefault((row["threads"], key), []).append(value)
-        shown = "".join(f"{v:8.2f}" if v is not None else f"{'-':>8}" for v in against.values())
-        lines.append(
-            f"{row['model']:14}{row['threads']:4}{''.join(cells)}{shown}"
-            f"{row['error_untuned']:9.1e}{row['compile_untuned_s']:8.1f}s"
-        )
-    for (threads, key), values in sorted(means.items()):
-        lines.append(f"geometric mean, {threads} thread(s), {key}: {statistics.geometric_mean(values):.3f}")
-    return "\n".join(lines)
+def real_error(model: ZooModel, executor: GraphExecutor, session: Any) -> float | None:
+    """The largest relative error over the model's real inputs; None where there are none to be had."""
+    if model.real_inputs is None:
+        return None
+    try:
+        examples = model.real_inputs()
+    except ModelUnavailable as reason:
+        print(f"{model.name}: no real inputs ({reason})")
+        return None
+    names = [o.name for o in session.get_outputs()]
+    return max(
+        relative_error(executor(inputs), dict(zip(names, session.run(None, inputs), strict=True)))
+        for _, inputs in examples
+    )
 
 
 def main() -> int:
     """Measure, print the table, write the JSON. Exit status 1 when a model failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="comma-separated names (default: the whole zoo)")
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--tuned", action="store_true", help="measure builds with the shipped logs too")
-    parser.add_argument("--log", help="tuning log folder to use besides; implies --tuned")
-    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--threads", help="comma-separated counts (default 1,2; with --quick 1)")
+    parser.add_argument("--tuned", nargs="?", const="", metavar="LOG", help="tuned builds too, with this log folder")
+    parser.add_argument("--repeat", type=int, help="rounds (default 30; with --quick 8)")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--out", type=Path, default=Path("latency.json"))
     arguments = parser.parse_args()
-    wanted = arguments.models.split(",") if arguments.models else [m.name for m in zoo()]
-    rows: list[dict[str, Any]] = []
-    tuned = arguments.tuned or arguments.log is not None
-    with tempfile.TemporaryDirectory() as folder:
-        for model in [m for m in zoo() if m.name in wanted]:
-            for threads in map(int, arguments.threads.split(",")):
-                try:
-                    rows.append(measure(model, threads, tuned, arguments.log, arguments.repeat, Path(folder)))
-                except (tvmx.TvmxError, ModelUnavailable) as error:
-                    rows.append({"model": model.name, "threads": threads, "failed": f"{type(error).__name__}: {error}"})
-                print(table(rows[-1:]).splitlines()[1], flush=True)
+    known = [m.name for m in zoo()]
+    wanted = arguments.models.split(",") if arguments.models else known
+    if unknown := sorted(set(wanted) - set(known)):
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(known)}")
+    threads = [int(t) for t in (arguments.threads or ("1" if arguments.quick else "1,2")).split(",")]
+    if arguments.clock == "cpu" and threads != [1]:
+        parser.error("--clock cpu adds up the threads' time: use it with --threads 1")
+    repeat = arguments.repeat or (8 if arguments.quick else 30)
+    options = Options(arguments.tuned is not None, arguments.tuned or None, repeat, arguments.clock)
     facts = machine()
     print(json.dumps(facts))
-    print(table(rows))
-    write_text(arguments.out, json.dumps({"machine": facts, "rows": rows}, indent=1))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in [m for m in zoo() if m.name in wanted]:
+            for count in threads:
+                try:
+                    rows.append(measure(model, count, options, Path(folder)))
+                except Exception as error:  # one model's failure must not lose the others' figures
+                    rows.append({"model": model.name, "threads": count, "failed": f"{type(error).__name__}: {error}"})
+                print("\n".join(table(rows[-1:], means=False)[1 if len(rows) > 1 else 0 :]), flush=True)
+                write_text(arguments.out, json.dumps({"machine": facts, "rows": rows}, indent=1))
+    print("\n".join(["", *table(rows), "", *bars(rows)]))
     return 1 if any("failed" in row for row in rows) else 0
 
 

@@ -16,24 +16,39 @@ Run = Callable[[], object]
 
 
 def interleave(
-    contenders: Mapping[str, Run], repeat: int = 30, warmup: int = 3, min_sample_s: float = 2e-3
+    contenders: Mapping[str, Run],
+    repeat: int = 30,
+    warmup: int = 3,
+    min_sample_s: float = 2e-3,
+    settle_s: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each contender: `repeat` samples each, taken in turn, each sample >= `min_sample_s`."""
+    """Seconds per call of each contender: `repeat` samples each, taken in turn, each sample >= `min_sample_s`.
+
+    The order is turned by one place every round. With `settle_s` a contender first waits so long, for the threads of
+    the one before it to stop spinning, and runs once untimed, for its data to be in the caches again. A `clock` of CPU
+    time (`time.process_time`) leaves out what other processes took; it suits one thread only.
+    """
     calls = {}
     for name, run in contenders.items():
         for _ in range(warmup):
             run()
-        start = time.perf_counter()
+        start = clock()
         run()
-        calls[name] = max(1, int(min_sample_s / max(time.perf_counter() - start, 1e-9)))
+        calls[name] = max(1, int(min_sample_s / max(clock() - start, 1e-9)))
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeat):
-        for name, run in contenders.items():
-            count = calls[name]
-            start = time.perf_counter()
+    names = list(contenders)
+    for index in range(repeat):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
+            run, count = contenders[name], calls[name]
+            if settle_s:
+                time.sleep(settle_s)
+                run()
+            start = clock()
             for _ in range(count):
                 run()
-            samples[name].append((time.perf_counter() - start) / count)
+            samples[name].append((clock() - start) / count)
     return samples
 
 
@@ -56,5 +71,6 @@ def machine() -> dict[str, Any]:
         "features": [f for f in interesting if f in cpu_features()],
         "cores": len(os.sched_getaffinity(0)),
         "versions": versions,
+        "load": [round(v, 2) for v in os.getloadavg()],
         "date": datetime.date.today().isoformat(),
     }
