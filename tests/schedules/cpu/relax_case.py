@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tvmx.executor.vm_build import _compile as compile_vm
 from tvmx.pipeline import run_phases
 from tvmx.schedule import apply_default
-from tvmx.schedule.build import build_module
 from tvmx.target import Target, resolve
 
 RUNNABLE = ("x86_64-sse", "x86_64-avx2", "native")
@@ -55,7 +55,7 @@ def run(
     from tvm import relax
 
     mod, rules = lowered(function, shapes or [x.shape for x in inputs], [str(x.dtype) for x in inputs], target)
-    vm = relax.VirtualMachine(build_module(mod, target.tvm()), tvm.cpu())
+    vm = relax.VirtualMachine(compile_vm(mod, target), tvm.cpu())
     out = vm["main"](*[tvm.runtime.tensor(x) for x in inputs])
     return (out.numpy() if hasattr(out, "numpy") else [o.numpy() for o in out]), rules
 
