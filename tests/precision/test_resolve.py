@@ -7,9 +7,9 @@ import pytest
 from tvmx.errors import ConfigError
 from tvmx.precision import Assignment, PrecisionRules, resolve
 from tvmx.precision.operator import Operator
-from tvmx.target import PRESETS, Target
+from tvmx.target import PRESETS
 
-GPU = Target("gpu", kind="cuda")
+GPU = PRESETS["cuda-sm80"]
 CPU = PRESETS["x86_64-avx512"]
 
 

@@ -12,9 +12,9 @@ from tvmx.api import import_onnx
 from tvmx.passes.precision import assign_precision, plan_of, with_rules
 from tvmx.pipeline import canonicalize
 from tvmx.precision import PrecisionPlan, PrecisionRules
-from tvmx.target import PRESETS, Target
+from tvmx.target import PRESETS, Target, resolve
 
-GPU = Target("gpu", kind="cuda")  # has 16-bit arithmetic; the programs here run on the CPU all the same
+GPU = resolve("cuda-sm80")  # has 16-bit arithmetic; the programs here run on the CPU all the same
 CPU = PRESETS["x86_64-avx512"]
 
 

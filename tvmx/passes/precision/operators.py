@@ -116,6 +116,7 @@ class _Reader:
             producers=self._producers(value),
             dtype=dtype,
             macs=_macs(kind, value),
+            winograd=_may_use_winograd(kind, value),
             weights=numbers.weights,
             elements=sum(_size(r) for r in results if isinstance(r, relax.TensorType)),
             largest=max(numbers.largest, _attribute_size(value)),
@@ -214,6 +215,15 @@ def _macs(kind: str, call: Any) -> int:
     outputs = call.args[0].ty if "transpose" in kind else call.ty
     # weights OI* (IO* when transposed): each output (input) element meets all weights of its channel
     return _size(outputs) * math.prod(sizes) // max(1, sizes[0])
+
+
+def _may_use_winograd(kind: str, call: Any) -> bool:
+    """A dense 3×3 convolution of stride 1 over enough channels."""
+    weight = dims_of(call.args[1]) if kind == "nn.conv2d" else None
+    if weight is None or len(weight) != 4 or tuple(weight[2:]) != (3, 3) or int(call.attrs.groups) != 1:
+        return False
+    ones = (*call.attrs.strides, *call.attrs.dilation)
+    return all(int(v) == 1 for v in ones) and all(isinstance(d, int) and d >= 32 and d % 4 == 0 for d in weight[:2])
 
 
 @dataclass(frozen=True)
