@@ -32,6 +32,7 @@ from tvmx.quantize import (
     prepare_model,
     watched,
 )
+from tvmx.quantize.balance import add_peaks, balance, balanceable
 from tvmx.quantize.bias_correction import corrected_biases
 from tvmx.quantize.data import Feed, Source
 from tvmx.quantize.equalize import equalize
@@ -46,6 +47,7 @@ from tvmx.target import Target, resolve
 log = logging.getLogger(__name__)
 
 MEASURED_SAMPLES = 32
+BALANCED_SAMPLES = 16
 CORRECTED_SAMPLES = 4  # a run for each of them and each layer
 MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
 
@@ -120,6 +122,7 @@ class _Job:
     target: Target
     data: Iterator[Feed]
     known: Calibration | None
+    peaks: dict[str, Array]
     samples: list[Feed] = field(default_factory=list)  # the first of the data, kept to measure accuracy on
 
     @classmethod
@@ -142,17 +145,24 @@ class _Job:
             calibration = load_calibration(calibration)
         known = calibration if isinstance(calibration, Calibration) else None
         data: Iterator[Feed] = iter(())
-        fixed: dict[str, tuple[int, ...]] = {}
         if known is None:
-            stream = feeds(calibration, input_specs(OnnxGraph(proto)), config.image)
-            first = next(stream, None)
+            data = feeds(calibration, input_specs(OnnxGraph(proto)), config.image)
+            first = next(data, None)
             if first is None:
                 raise ConfigError("the calibration data is empty; give at least one sample, better a hundred")
             fixed = {k: v.shape for k, v in first.items()}
-            data = itertools.chain([first], stream)
+            data = itertools.chain([first], data)
         else:
             fixed = {i: s.shape for i, s in known.stats.items() if i in {v.name for v in proto.graph.input}}
-        return cls(make_plan(proto, name, config.scheme.for_target(target), target, fixed), target, data, known)
+        peaks = known.peaks if known is not None else {}
+        if config.scheme.balance:
+            graph = OnnxGraph(proto, fixed)
+            if known is None:
+                peaks, data = _channel_peaks(graph, data, target)
+            proto, count = balance(graph, peaks)
+            log.info("%s: %d depthwise convolutions balanced", name, count)
+        plan = make_plan(proto, name, config.scheme.for_target(target), target, fixed)
+        return cls(plan, target, data, known, peaks if config.scheme.balance else {})
 
     def calibrate(self, stack: ExitStack) -> Calibration:
         if self.known is not None:
@@ -160,7 +170,8 @@ class _Job:
         tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs())))
         shown = watched(self.plan.graph, tensors)
         run = CompiledRun(shown.model, self.target, stack)
-        return collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors)
+        found = collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors)
+        return dataclasses.replace(found, peaks=self.peaks)
 
     def _keeping(self) -> Iterator[Feed]:
         for feed in self.data:
@@ -210,6 +221,22 @@ class _Job:
             raise ConfigError("the model has no float32 output to measure accuracy by")
         runs = SwitchedRuns(run, self.samples, placement, outputs, shown)
         return analyse(runs, placement, config.metric, max_drop)
+
+
+def _channel_peaks(graph: OnnxGraph, data: Iterator[Feed], target: Target) -> tuple[dict[str, Array], Iterator[Feed]]:
+    """Peaks of each channel that a depthwise convolution reads, from the first samples; and the whole data again."""
+    peaks: dict[str, Array] = {}
+    names = balanceable(graph)
+    if not names:
+        return peaks, data
+    first = list(itertools.islice(data, BALANCED_SAMPLES))
+    shown = watched(graph, names)
+    with ExitStack() as stack:
+        run = CompiledRun(shown.model, target, stack)
+        for feed in first:
+            made = run(feed)
+            add_peaks(peaks, {name: made[output] for name, output in shown.outputs.items()})
+    return peaks, itertools.chain(first, data)
 
 
 class CompiledRun:

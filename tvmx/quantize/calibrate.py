@@ -30,6 +30,7 @@ class Calibration:
     stats: dict[str, TensorStats]
     samples: int
     alias: dict[str, str] = field(default_factory=dict)
+    peaks: dict[str, Array] = field(default_factory=dict)  # what the model was balanced by, see balance.py
 
     def of(self, name: str) -> TensorStats:
         """The statistics of a tensor. Raises ConfigError when it was not watched."""
@@ -47,6 +48,7 @@ class Calibration:
             "version": VERSION,
             "samples": self.samples,
             "alias": self.alias,
+            "peaks": {name: peak.astype(float).tolist() for name, peak in self.peaks.items()},
             "tensors": {name: stats.to_json() for name, stats in self.stats.items()},
         }
         write_text(Path(path), json.dumps(document) + "\n")
@@ -59,7 +61,9 @@ def load_calibration(path: str | Path) -> Calibration:
         if document["format"] != FORMAT or document["version"] != VERSION:
             raise ConfigError(f"{path}: calibration format {document['format']} {document['version']} is not known")
         stats = {str(k): TensorStats.from_json(v) for k, v in document["tensors"].items()}
-        return Calibration(stats, int(document["samples"]), {str(k): str(v) for k, v in document["alias"].items()})
+        peaks = {str(k): np.array(v, np.float64) for k, v in document["peaks"].items()}
+        alias = {str(k): str(v) for k, v in document["alias"].items()}
+        return Calibration(stats, int(document["samples"]), alias, peaks)
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
         raise ConfigError(f"{path}: not a calibration file of tvmx ({err})") from None
 

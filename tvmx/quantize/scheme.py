@@ -64,6 +64,7 @@ class Scheme:
 
     `activations`: "uint8" (asymmetric), "int8" (symmetric), or "auto": what the target's dot instruction takes.
     `reduce_range`: weights of 7 bits, for x86 without VNNI; None decides by the target.
+    `equalize` balances weights across convolutions; `balance` the channels that depthwise convolutions read.
     `bias_correction`: None corrects where `max_drop` finds that too much is lost.
     `prefer`: "speed" leaves layers in float where quantising costs more than it saves; "size" quantises every
     weight, those of layers in float included.
@@ -77,6 +78,7 @@ class Scheme:
     quantize_outputs: bool = False
     embeddings: bool = True
     equalize: bool = False
+    balance: bool = True
     bias_correction: bool | None = None
     prefer: str = "speed"
     percentile: float = 99.99
