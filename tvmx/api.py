@@ -270,6 +270,53 @@ def verify(
     return checks
 
 
+def verify_emulated(
+    model: ModelLike,
+    target: str | Target,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    precision: Any = None,
+    on_progress: Callable[[Any], None] | None = None,
+) -> list[Any]:
+    """Run every kernel of a model for a CUDA target in the CPU emulator; returns a `KernelCheck` each.
+
+    No GPU is needed. Raises ModelError, or ConfigError for a target that is no CUDA target.
+    """
+    from tvmx.debug.emulate import check_kernels
+
+    lowered = _lower_for_cuda(model, target, shapes, constants, precision)
+    checks: list[Any] = check_kernels(lowered.mod, lowered.target, on_progress)
+    return checks
+
+
+def survey(
+    model: ModelLike,
+    target: str | Target,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    precision: Any = None,
+    code: bool = True,
+) -> Any:
+    """Which schedule each kernel of a model gets on a CUDA target, and its machine code: a `tvmx.cuda.Survey`.
+
+    `code` False leaves the compiler out. Raises ModelError, ConfigError, or CompileError without nvcc and cuobjdump.
+    """
+    from tvmx.cuda.survey import survey_model
+
+    lowered = _lower_for_cuda(model, target, shapes, constants, precision)
+    return survey_model(lowered, lowered.target, code)
+
+
+def _lower_for_cuda(model: ModelLike, target: str | Target, shapes: Any, constants: Any, precision: Any) -> Lowered:
+    from tvmx.precision import rules_from
+
+    chosen = resolve(target)
+    if chosen.kind != "cuda":
+        raise ConfigError(f"target {chosen.name!r} is no CUDA target; use one such as 'cuda-sm80'")
+    imported = import_onnx(model, shapes, constants)
+    return lower(imported, chosen, precision=rules_from(precision))
+
+
 def _programs(model: ModelLike, shapes: Shapes | None, constants: Mapping[str, np.ndarray] | None) -> Model | Branch:
     """The model as one program, or as the branches of an If that only the run can decide."""
     if isinstance(model, Model):

@@ -88,8 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--trace", metavar="FILE.json", help="write the profile as a Chrome trace")
 
     sub = command("inspect", _inspect, "show operators, kernels, memory plan and constants of a .so")
-    sub.add_argument("artifact")
+    sub.add_argument("artifact", help="the .so file; with --sass an .onnx file")
     sub.add_argument("--memory", metavar="FILE.svg", help="draw the memory plan")
+    sub.add_argument("--sass", action="store_true", help="kernels and machine code of an .onnx for a CUDA --target")
+    _program_arguments(sub, "cuda-sm80")
+    _precision_arguments(sub)
 
     sub = command("export", _export, "write what a .so needs elsewhere: library, header, C++ and Python examples")
     sub.add_argument("artifact")
@@ -98,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("verify", _verify, "run the program after each pass against the model as imported")
     _model_arguments(sub)
     sub.add_argument("--per-pass", action="store_true", help="list every pass, not only the first that breaks")
+    sub.add_argument("--emulate", action="store_true", help="run each kernel for a CUDA --target on the CPU instead")
+    _precision_arguments(sub)
     sub.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy")
 
     sub = command("log", _log, "look into, merge, prune or convert tuning logs")
@@ -122,6 +127,12 @@ def _version() -> str:
 
 def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model", help="the .onnx file")
+    _program_arguments(sub, "native")
+    sub.add_argument("--threads", type=int, help="threads that kernels are made for (default: all cores)")
+    sub.add_argument("--config", metavar="FILE.toml", help="options from a TOML file; flags win over it")
+
+
+def _program_arguments(sub: argparse.ArgumentParser, target: str) -> None:
     sub.add_argument(
         "--shape",
         action="append",
@@ -136,9 +147,7 @@ def _model_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="bind an input at compile time: a number, a,b,c or a .npy file",
     )
-    sub.add_argument("--target", default="native", help="'native' or a preset such as x86_64-avx2")
-    sub.add_argument("--threads", type=int, help="threads that kernels are made for (default: all cores)")
-    sub.add_argument("--config", metavar="FILE.toml", help="options from a TOML file; flags win over it")
+    sub.add_argument("--target", default=target, help="'native' or a preset such as x86_64-avx2 or cuda-sm80")
 
 
 def _precision_arguments(sub: argparse.ArgumentParser) -> None:
@@ -316,6 +325,14 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    if arguments.sass:
+        from tvmx import api
+
+        found = api.survey(
+            arguments.artifact, arguments.target, _shapes(arguments), _constants(arguments), arguments.precision
+        )
+        print(json.dumps(found.to_json()) if arguments.json else found)
+        return
     from tvmx.report.inspect import describe
 
     if arguments.memory:
@@ -341,6 +358,8 @@ def _export(arguments: argparse.Namespace) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     from tvmx import api
 
+    if arguments.emulate:
+        return _verify_emulated(arguments)
     checks = api.verify(
         arguments.model,
         target=arguments.target,
@@ -356,6 +375,25 @@ def _verify(arguments: argparse.Namespace) -> int:
         for check in checks if arguments.per_pass else failed[:1]:
             print(check)
         print(f"{len(checks) - len(failed)} of {len(checks)} passes keep the program's outputs")
+    return 1 if failed else 0
+
+
+def _verify_emulated(arguments: argparse.Namespace) -> int:
+    from tvmx import api
+
+    checks = api.verify_emulated(
+        arguments.model,
+        arguments.target,
+        _shapes(arguments),
+        _constants(arguments),
+        arguments.precision,
+        on_progress=None if arguments.json else lambda check: print(check, flush=True),
+    )
+    failed = [c for c in checks if not c.ok]
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(c) for c in checks]))
+    else:
+        print(f"{len(checks) - len(failed)} of {len(checks)} kernels compute in emulation what they should")
     return 1 if failed else 0
 
 

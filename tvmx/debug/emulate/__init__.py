@@ -7,7 +7,17 @@ read before they arrive, and barriers that not all threads reach; and counts ban
 `run_serial(func, arrays)` runs any scheduled TensorIR, also before tensorisation, with all threads in turn.
 """
 
+from tvmx.debug.emulate.check import KernelCheck, check_kernels
 from tvmx.debug.emulate.run import Emulation, KernelFault, compiler, emulate, run_program
 from tvmx.debug.emulate.serial import run_serial
 
-__all__ = ["Emulation", "KernelFault", "compiler", "emulate", "run_program", "run_serial"]
+__all__ = [
+    "Emulation",
+    "KernelCheck",
+    "KernelFault",
+    "check_kernels",
+    "compiler",
+    "emulate",
+    "run_program",
+    "run_serial",
+]
