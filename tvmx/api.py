@@ -74,11 +74,17 @@ def _onnx_of(model: ModelLike) -> Any:
     return model.proto if isinstance(model, QuantizedModel) else model
 
 
-def lower(model: Model, target: Target, dump_ir: str | Path | None = None, precision: Any = None) -> Lowered:
+def lower(
+    model: Model,
+    target: Target,
+    dump_ir: str | Path | None = None,
+    precision: Any = None,
+    also_known: tuple[str, ...] = (),
+) -> Lowered:
     """Run every IR pass and extract the straight-line program, or say why there is none.
 
     `precision`: a `tvmx.precision.PrecisionRules`, or None to leave the model as it is. Raises ConfigError for rules
-    that do not fit the model.
+    that do not fit the model; `also_known` are names that they may speak of besides (other programs of one model).
     """
     from tvmx.graph import NotStraightLine, from_relax
     from tvmx.passes.precision import plan_of, with_rules
@@ -86,7 +92,7 @@ def lower(model: Model, target: Target, dump_ir: str | Path | None = None, preci
 
     given = precision is not None and not precision.trivial
     mod = run_phases(
-        with_rules(model.mod, precision) if given else model.mod, target, Path(dump_ir) if dump_ir else None
+        with_rules(model.mod, precision, also_known) if given else model.mod, target, Path(dump_ir) if dump_ir else None
     )
     plan = plan_of(mod)
     if plan is not None:
@@ -97,6 +103,15 @@ def lower(model: Model, target: Target, dump_ir: str | Path | None = None, preci
         log.warning("%s runs through the Relax VM: %s", model.name, reason)
         return Lowered(model, target, mod, None, str(reason), plan)
     return Lowered(model, target, mod, graph, None, plan)
+
+
+def _node_names(models: Mapping[str, Model]) -> tuple[str, ...]:
+    """Names of the nodes of several programs, of which each may speak of the others'; none for a single one."""
+    from tvmx.passes.precision import node_names
+
+    if len(models) < 2:
+        return ()
+    return tuple(dict.fromkeys(name for model in models.values() for name in node_names(model.mod)))
 
 
 def _with_io(model: Model, mod: Any) -> Model:
@@ -175,7 +190,8 @@ def compile(
         _flatten(entry, _programs(model, entry_shapes, constants), models, branches)
     clock("import")
     several = len(models) > 1
-    lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, several), rules) for n, m in models.items()}
+    known = _node_names(models)
+    lowered = {n: lower(m, chosen, _dump_dir(config.dump_ir, n, several), rules, known) for n, m in models.items()}
     clock("passes")
     logs = open_logs(log_path, shipped=config.use_shipped_logs, target=chosen)
     programs = []
@@ -238,7 +254,9 @@ def tune(
     models: dict[str, Model] = {}
     _flatten("main", _programs(model, shapes, constants), models, {})
     rules = rules_from(precision, prefer=prefer)
-    tasks = [t for m in models.values() for t in extract_tasks(lower(m, chosen, precision=rules).mod)]
+    known = _node_names(models)
+    lowered = [lower(m, chosen, precision=rules, also_known=known) for m in models.values()]
+    tasks = [task for low in lowered for task in extract_tasks(low.mod)]
     return tune_tasks(
         tasks,
         chosen,

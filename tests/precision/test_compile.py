@@ -151,3 +151,21 @@ def test_command_line(tmp_path, capsys):
     assert "precision" in json.loads(capsys.readouterr().out.splitlines()[-1])
     assert main(["compile", str(path), "-o", so, "--precision", "fp15"]) == 1
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_rules_may_speak_of_the_other_branch_of_a_model(tmp_path):
+    def branch(kind, name):
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 8))
+        return helper.make_graph([node("MatMul", ["x", "w"], [f"{name}m"], name=f"/{name}"),
+                                  node(kind, [f"{name}m"], [name])], name, [], [out])  # fmt: skip
+
+    proto = model(
+        [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Greater", ["s", "zero"], ["c"]),
+         node("If", ["c"], ["y"], then_branch=branch("Relu", "a"), else_branch=branch("Neg", "b"))],
+        {"x": (2, 8)}, {"y": (2, 8)}, {"w": rng.standard_normal((8, 8)).astype("f4"), "zero": np.float32(0)},
+    )  # fmt: skip
+    rules = PrecisionRules(operators={"*/a*": Assignment("fp16"), "*/b*": Assignment("fp32")})
+    path = _compile(proto, tmp_path / "m.so", precision=rules).path
+    for sign in (1, -1):
+        x = sign * np.abs(rng.standard_normal((2, 8))).astype("f4")
+        assert_close(_run(path, x=x), reference(proto, {"x": x}), 2e-3)

@@ -13,7 +13,6 @@ from tvmx.precision.operator import Operator
 from tvmx.target import Target
 
 HIDDEN = 0.75  # share of the smaller of arithmetic and memory time that the larger one hides
-CONVERSION = 0.02  # of the arithmetic, where a register tile shares it
 WINOGRAD = 0.6  # of the direct kernel's time; it exists for float32 weights only
 DRAM_BYTES_PER_CYCLE = 6.0
 L3_BYTES_PER_CYCLE = 10.0
@@ -61,9 +60,7 @@ def judge(op: Operator, precision: str, target: Target, total_weights: int) -> V
 
 def _cycles(op: Operator, size: int, target: Target, total_weights: int) -> float:
     arithmetic = op.macs / target.lanes("float32")
-    if size == 2:
-        arithmetic *= 1 + CONVERSION
-    elif op.winograd:
+    if size == 4 and op.winograd:
         arithmetic *= WINOGRAD
     touched = op.weights if op.macs else min(op.weights, op.elements)  # a look-up reads only its rows
     memory = touched * size / _bytes_per_cycle(total_weights * size, target)

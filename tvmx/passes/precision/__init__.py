@@ -6,5 +6,6 @@ from tvmx.passes.precision.assign import (
     plan_of,
     with_rules,
 )
+from tvmx.passes.precision.operators import node_names
 
-__all__ = ["PLAN_ATTR", "assign_precision", "plan_of", "with_rules"]
+__all__ = ["PLAN_ATTR", "assign_precision", "node_names", "plan_of", "with_rules"]

@@ -23,6 +23,12 @@ SYMBOLIC = 64  # what an unknown dim is taken for when work is estimated
 _NOT_ASSIGNED = ("quantize", "dequantize", "astype", "shape_of", "shape_to_tensor")
 
 
+def node_names(mod: Any) -> list[str]:
+    """Names of all ONNX nodes of a program, those that were merged into others included."""
+    rows = json.loads(mod.attrs[NODES_ATTR]) if mod.attrs and NODES_ATTR in mod.attrs else []
+    return [name for row in rows for name in (row[0], *(own[0] for own in row[3]))]
+
+
 def list_operators(mod: Any) -> list[tuple[Any, Operator]]:
     """(bound variable, operator) of everything in `main` that computes on floating-point tensors."""
     from tvm import relax
