@@ -26,7 +26,7 @@ from tvmx.config import CompileConfig
 from tvmx.report.files import write_text
 from tvmx.runtime import GraphExecutor
 
-OPSET = 18
+OPSET = 23
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ def cases() -> dict[str, Case]:
         "cumsum first": Case("CumSum", [(512, 64)], [np.array(0, np.int64)]),
         "topk": Case("TopK", [(8, 1000)], [ints(5)], {"axis": 1}, 2),
         "topk many": Case("TopK", [(1, 8400)], [ints(300)], {"axis": 1}, 2),
+        "sort": Case("TopK", [(8, 1000)], [ints(1000)], {"axis": 1}, 2),
+        "rms norm": Case("RMSNormalization", rows, [np.ones(384, np.float32)]),
         "gather rows": Case("Gather", [(1000, 384)], [index]),
         "gather columns": Case("Gather", [(64, 1000)], [index], {"axis": 1}),
         "resize nearest": Case("Resize", image, [None, np.array([1, 1, 2, 2], np.float32)], {"mode": "nearest"}),

@@ -130,6 +130,14 @@ def norm(op: str) -> Callable[[Rng], Node]:
             length = between(rng, 2, 150)
             x = normal(rng, between(rng, 1, 7), length) * 3 + 50
             return Node(op, [x], [normal(rng, length), normal(rng, length)])
+        if op == "RMSNormalization":
+            length = between(rng, 2, 150)
+            return Node(op, [normal(rng, between(rng, 1, 7), length)], [normal(rng, length)])
+        if op == "GroupNormalization":
+            groups, members = between(rng, 1, 4), between(rng, 1, 5)
+            x = normal(rng, between(rng, 1, 2), groups * members, between(rng, 3, 9), between(rng, 3, 9)) * 3 + 50
+            affine = [normal(rng, groups * members), normal(rng, groups * members)]
+            return Node(op, [x], affine, {"num_groups": groups})
         channels = between(rng, 1, 20)
         shape = (between(rng, 1, 2), channels, *[between(rng, 3, 9) for _ in range(pick(rng, 1, 2))])
         return Node(op, [normal(rng, *shape) * 3 + 50], [normal(rng, channels), normal(rng, channels)])
@@ -189,7 +197,8 @@ def permute(rng: Rng) -> Node:
 FAMILIES: dict[str, Callable[[Rng], Node]] = {
     "conv1d": conv(1), "conv2d": conv(2), "conv3d": conv(3), "depthwise": depthwise, "transposed": transposed,
     "max pool": pool("MaxPool"), "average pool": pool("AveragePool"), "matmul": matmul, "gemm": gemm, "gemv": gemv,
-    "layer norm": norm("LayerNormalization"), "instance norm": norm("InstanceNormalization"), "softmax": softmax,
+    "layer norm": norm("LayerNormalization"), "instance norm": norm("InstanceNormalization"),
+    "group norm": norm("GroupNormalization"), "rms norm": norm("RMSNormalization"), "softmax": softmax,
     "reduction": reduction, "argmax": argument, "cumsum": cumulative, "topk": top_k, "gather": gather,
     "resize": resize, "transpose": permute,
 }  # fmt: skip
@@ -216,9 +225,10 @@ def model(nodes: list[Node]) -> tuple[Any, dict[str, np.ndarray]]:
         for i, name in enumerate(results):
             whole = node.op.startswith("Arg") or (node.op == "TopK" and i == 1)
             kind = TensorProto.INT64 if whole else TensorProto.FLOAT
-            outputs.append(helper.make_tensor_value_info(name, kind, None))
+            shape = node.inputs[0].shape if node.op == "GroupNormalization" else None  # not inferred
+            outputs.append(helper.make_tensor_value_info(name, kind, shape))
     graph = helper.make_graph(made, "test", inputs, outputs, weights)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=9)
     from onnx import shape_inference
 
     return shape_inference.infer_shapes(proto), feed

@@ -109,6 +109,28 @@ def test_rows_of_any_length(length: int, target: str, caplog: Any) -> None:
     assert no_refusals(caplog)
 
 
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("groups", [None, 1, 3])
+def test_channel_norm_with_channels_last(groups: int | None, target: str, caplog: Any) -> None:
+    """Far from zero a mean of squares less a squared mean has no correct digit left."""
+    x, g, b = rand(2, 5, 7, 12) + 300, rand(12), rand(12)
+    attrs = {"channel_axis": 3, "axes": [1, 2]}
+
+    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+        split = x.reshape(2, 5, 7, groups or 12, -1)
+        axes = (1, 2, 4)
+        normal = (split - split.mean(axes, keepdims=True)) / np.sqrt(split.var(axes, keepdims=True) + 1e-5)
+        return normal.reshape(x.shape) * g + b
+
+    def norm(x: Any, g: Any, b: Any) -> Any:
+        if groups is None:
+            return op().nn.instance_norm(x, g, b, **attrs)
+        return op().nn.group_norm(x, g, b, num_groups=groups, **attrs)
+
+    check(norm, reference, [x, g, b], target, tolerance=2e-4)
+    assert no_refusals(caplog)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_softmax_over_any_axis(axis: int) -> None:
     check(lambda a: op().nn.softmax(a, axis), lambda a: softmax(a, axis), [rand(6, 7, 40)], tolerance=1e-6)
