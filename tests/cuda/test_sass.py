@@ -38,10 +38,7 @@ CONV = Convolution((1, 28, 28, 64), 64, (3, 3), pads=(1, 1, 1, 1))
 CONV8 = Convolution((1, 28, 28, 64), 64, (3, 3), pads=(1, 1, 1, 1), dtype="int8", epilogue="requantize")
 CASES = {
     "conv f16 sm80": (CONV, "cuda-sm80", "HMMA.16816.F32", True),
-    "conv s8 sm86": (CONV8, "cuda-sm86", "IMMA.16832.S8.S8", True),
-    "gemm f16 sm90": (Product((512, 512), (512, 512)), "cuda-sm90", "HMMA.16816.F32", True),
-    "gemm s8 sm89": (Product((512, 512), (512, 512), dtype="int8"), "cuda-sm89", "IMMA.16832.S8.S8", True),
-    "batch f16 sm80": (Product((8, 128, 64), (8, 64, 128), constant=False), "cuda-sm80", "HMMA.16816.F32", True),
+    "gemm s8 sm90": (Product((512, 512), (512, 512), dtype="int8"), "cuda-sm90", "IMMA.16832.S8.S8", True),
     "conv f16 sm75": (CONV, "cuda-sm75", "HMMA.1688.F32", False),
     "conv s8 sm75": (CONV8, "cuda-sm75", "IMMA.8816.S8.S8", False),
 }

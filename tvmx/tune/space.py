@@ -133,10 +133,12 @@ def spaces_for(task: Task, target: Target) -> list[Space]:
         try:
             scheduled = apply_rule(rule, task.func, target)
             spaces.append(Space(rule.name, task.func, scheduled.trace))
-            variant = unrolled(rule.name, task.func, scheduled.trace)
+            variant = unrolled(rule.name, task.func, scheduled.trace) if target.kind == "cpu" else None
             spaces += [variant] if variant is not None else []
         except Exception as error:  # a rule may raise what it likes: the next one has its turn
             log.info("%s: schedule rule %s refused: %s", task.name, rule.name, last_line(error))
+    if target.kind != "cpu":
+        return spaces
     if workload.anchor is not None and (task.work <= SMALL_WORK or not spaces or spaces[0].name == "cpu.generic"):
         spaces += metaschedule_spaces(task, target)
     return spaces
