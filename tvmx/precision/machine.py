@@ -19,6 +19,7 @@ L3_BYTES_PER_CYCLE = 10.0
 L2_BYTES_PER_CYCLE = 32.0
 MARGIN = 0.995  # nothing is rounded for less
 
+TENSOR_CORE = frozenset({"fp16"})  # what the GPU kernels multiply; bfloat16 would run without Tensor Cores
 CONVERTERS = {
     "fp16": (frozenset({"f16c"}), frozenset({"avx512f"}), frozenset({"asimd"})),
     "bf16": (frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimd"})),  # a shift
@@ -35,16 +36,14 @@ class Verdict:
 
 def has_arithmetic(target: Target, precision: str) -> bool:
     """Does the target multiply in this type and accumulate in float32, by an instruction that our kernels use?"""
-    if target.gpu is not None:
-        return precision == "fp16" or target.gpu.sm >= 80
-    return False
+    return target.kind != "cpu" and precision in TENSOR_CORE
 
 
 def judge(op: Operator, precision: str, target: Target, total_weights: int) -> Verdict:
     """Whether `op` is faster in 16 bits. `total_weights`: elements of all constants, which share the caches."""
     if target.kind != "cpu":
         able = has_arithmetic(target, precision)
-        return Verdict(able, f"{target.name} {'computes' if able else 'cannot compute'} in {precision}")
+        return Verdict(able, f"{target.name} has {'' if able else 'no '}{precision} kernels")
     if not any(target.has(*needed) for needed in CONVERTERS[precision]):
         return Verdict(False, f"the CPU has no {precision} arithmetic and no conversion of vectors")
     if not op.weights:

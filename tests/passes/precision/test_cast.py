@@ -53,9 +53,9 @@ def test_one_narrow_value_serves_all_readers_and_each_widens_for_itself():
          node("MatMul", ["b", "w"], ["m"]), node("MatMul", ["b", "v"], ["n"]), node("Add", ["m", "n"], ["y"])],
         {"x": (4, 8)}, {"y": (4, 8)}, {"w": _weight(8, 8), "v": _weight(8, 8)},
     )  # fmt: skip
-    mod, _ = assigned(imported(proto), PrecisionRules("bf16"))
+    mod, _ = assigned(imported(proto), PrecisionRules("fp16"))
     found = casts(mod)
-    assert found.count("→bfloat16") == 2  # s and b; the rest is used once and stays in its kernel
+    assert found.count("→float16") == 2  # s and b; the rest is used once and stays in its kernel
     x = rng.standard_normal((4, 8)).astype("f4")
     _close(run(mod, x)[0], reference(proto, {"x": x})["y"], 3e-2)
 
