@@ -177,6 +177,7 @@ def compile(
     config = config or CompileConfig()
     # the arguments win over the config where given
     chosen = resolve(target if target != "native" else config.target, threads or config.threads)
+    _refuse_cuda(chosen, "building a library")
     log_path = str(log) if log is not None else config.log
     if entries and isinstance(model, Model):
         raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
@@ -284,7 +285,9 @@ def verify(
 
     imported = import_onnx(model, shapes, constants)
     arrays = dict(inputs) if inputs is not None else random_inputs(imported)
-    checks: list[Any] = verify_per_pass(imported, resolve(target, threads), arrays)
+    chosen = resolve(target, threads)
+    _refuse_cuda(chosen, "running each pass")
+    checks: list[Any] = verify_per_pass(imported, chosen, arrays)
     return checks
 
 
@@ -323,6 +326,14 @@ def survey(
 
     lowered = _lower_for_cuda(model, target, shapes, constants, precision)
     return survey_model(lowered, lowered.target, code)
+
+
+def _refuse_cuda(target: Target, what: str) -> None:
+    if target.kind == "cuda":
+        raise ConfigError(
+            f"{what} for {target.name} is not there yet; its kernels can be checked and compiled with "
+            "`tvmx verify --emulate` and `tvmx inspect --sass`"
+        )
 
 
 def _lower_for_cuda(model: ModelLike, target: str | Target, shapes: Any, constants: Any, precision: Any) -> Lowered:
