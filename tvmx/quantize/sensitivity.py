@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmx.quantize.data import Feed
@@ -90,13 +90,19 @@ def analyse(runs: SwitchedRuns, placement: Placement, metric: str | Metric, max_
     total = max(sum(alone.values()), 1e-30)
     noise = {n: value / total for n, value in alone.items()}
     ranked = sorted(names, key=lambda n: -noise[n])
-    # The fewest leading layers that suffice, by bisection: accuracy grows with them, but for noise of its own.
-    low, high, after = 0, len(ranked), 1.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        reached = measure(expected, runs.outputs(ranked[:middle]))
+    # The first of growing sets that suffices. No bisection: accuracy that counts decisions is not monotone.
+    after, count = 1.0, len(ranked)
+    for size in _growing(len(ranked)):
+        reached = measure(expected, runs.outputs(ranked[:size]))
         if reached >= 1 - max_drop:
-            high, after = middle, reached
-        else:
-            low = middle
-    return Sensitivity(name, before, after, noise, sqnr, tuple(ranked[:high]))
+            after, count = reached, size
+            break
+    return Sensitivity(name, before, after, noise, sqnr, tuple(ranked[:count]))
+
+
+def _growing(total: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 11, ... below `total`, each a third more than the last."""
+    size = 1
+    while size < total:
+        yield size
+        size = max(size + 1, size * 4 // 3)
