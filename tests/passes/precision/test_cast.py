@@ -181,3 +181,15 @@ def _constants(mod):
         mod["main"], lambda e: found.append(e) if isinstance(e, tvm.ir.GenericConst) else None
     )
     return found
+
+
+def test_other_inputs_than_float32_keep_their_dtype():
+    proto = model(
+        [node("Gather", ["x", "ids"], ["g"]), node("Where", ["mask", "g", "zero"], ["y"])],
+        {"x": (4, 8), "ids": ((2,), TensorProto.INT64), "mask": ((8,), TensorProto.BOOL)}, {"y": (2, 8)},
+        {"zero": np.float32(0)},
+    )  # fmt: skip
+    mod, _ = assigned(imported(proto), PrecisionRules("fp16", io="fp16"))
+    assert [str(p.ty.dtype) for p in mod["main"].params] == ["float16", "int64", "bool"]
+    x, ids, mask = rng.standard_normal((4, 8)).astype("f2"), np.array([3, 0]), np.arange(8) > 3
+    np.testing.assert_array_equal(run(mod, x, ids, mask)[0], np.where(mask, x[ids], np.float16(0)))

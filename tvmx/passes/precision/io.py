@@ -14,7 +14,9 @@ def cast_io(main: Any, dtype: str) -> Any:
     params = [_param(p, dtype) for p in main.params]
     blocks = [list(b.bindings) for b in main.body.blocks]
     first = [
-        relax.VarBinding(old, relax.op.astype(new, WIDE)) for old, new in zip(main.params, params) if old is not new
+        relax.VarBinding(old, relax.op.astype(new, WIDE))
+        for old, new in zip(main.params, params)
+        if not old.same_as(new)
     ]
     last = next((b for b in blocks[-1] if b.var.same_as(main.body.body)), None)
     assert last is not None
