@@ -57,15 +57,19 @@ def matmul(sch: Any, target: Target) -> None:
     sch.reorder(*outer, m1, j1, k, m2, jv, jl)
     sch.reverse_compute_at(sink.rv, j1, preserve_unit_loops=True)
     sch.set_scope(block, 0, "local")
+    in_group = "pack_b" in packs and ((threads == 1 and groups != 1) or groups is None or groups >= 4 * threads)
     if "pack_b" in packs:
-        _pack_b(sch, packs["pack_b"], g, groups, threads, lanes)
+        _pack_b(sch, packs["pack_b"], g if in_group else None, threads, lanes)
     if "pack_a" in packs:
         sch.compute_at(packs["pack_a"].rv, m1, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(packs["pack_a"].rv)[-1]) if not _guarded_columns(packs["pack_a"]) else None
     if _ragged(sink, panel):
         sch.annotate(j1, PARTITION_HINT, 1)
     if threads > 1:
-        sch.parallel(sch.fuse(*outer) if m0 is not None else sch.fuse(g, j0, m1))
+        if in_group:  # the packing lies between the group's loop and the others: they cannot be fused
+            sch.parallel(g)
+        else:
+            sch.parallel(sch.fuse(*outer) if m0 is not None else sch.fuse(g, j0, m1))
     tile = sch.get_loops(block)[-3:]
     sch.vectorize(tile[-1])
     sch.unroll(tile[0])
@@ -99,15 +103,16 @@ def _chunks(
     return split_parallel(pairs, threads, ideal)
 
 
-def _pack_b(sch: Any, pack: Info, g: Any, groups: int | None, threads: int, lanes: int) -> None:
-    """B of one group is packed when the group starts; a single group packs all of B first, in parallel."""
-    if groups != 1:
-        sch.compute_at(pack.rv, g, preserve_unit_loops=True)
+def _pack_b(sch: Any, pack: Info, group: Any | None, threads: int, lanes: int) -> None:
+    """B is packed when its group (the loop `group`) starts; None: all of B first, in parallel, for groups are few."""
+    if group is not None:
+        sch.compute_at(pack.rv, group, preserve_unit_loops=True)
         loops = sch.get_loops(pack.rv)
     else:
         loops = sch.get_loops(pack.rv)
         if threads > 1:
-            sch.parallel(loops[1])
+            loops = [sch.fuse(*loops[:2]), *loops[2:]]
+            sch.parallel(loops[0])
     info = inspect(sch, pack.rv)
     if not _has_condition(info):
         vectorize_loop(sch, loops[-1], lanes)

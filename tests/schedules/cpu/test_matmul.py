@@ -84,6 +84,17 @@ def test_transposed_operands(target: str, caplog: Any) -> None:
     assert no_refusals(caplog)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3, 6, 9])
+def test_packing_with_few_or_many_groups(groups: int, caplog: Any) -> None:
+    """Two threads: few groups pack all of B first, many pack their own."""
+    a, b = rand(groups, 70, 60), rand(groups, 60, 78)
+    rules = check(matmul, np.matmul, [a, b])
+    assert "cpu.matmul" in rules.values()
+    rules = check(lambda x, y: matmul(x, swapped(y)), lambda x, y: x @ swap(y), [a, rand(groups, 78, 60)])
+    assert "cpu.matmul" in rules.values()
+    assert no_refusals(caplog)
+
+
 @pytest.mark.parametrize("rows", [1, 6, 31])
 def test_symbolic_rows(rows: int, caplog: Any) -> None:
     w = rand(64, 48)
