@@ -1,6 +1,6 @@
 """INT8 as a whole: accuracy (benchmarks/int8_accuracy.py), then speed (benchmarks/int8_speed.py), for the same models.
 
-    python -m benchmarks.int8 [models ...]
+python -m benchmarks.int8 [models ...]
 """
 
 from __future__ import annotations
