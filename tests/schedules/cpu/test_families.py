@@ -135,7 +135,7 @@ def norm(op: str) -> Callable[[Rng], Node]:
             return Node(op, [normal(rng, between(rng, 1, 7), length)], [normal(rng, length)])
         if op == "GroupNormalization":
             groups, members = between(rng, 1, 4), between(rng, 1, 5)
-            x = normal(rng, between(rng, 1, 2), groups * members, between(rng, 3, 9), between(rng, 3, 9)) * 3 + 50
+            x = normal(rng, between(rng, 1, 2), groups * members, between(rng, 3, 9), between(rng, 3, 9))
             affine = [normal(rng, groups * members), normal(rng, groups * members)]
             return Node(op, [x], affine, {"num_groups": groups})
         channels = between(rng, 1, 20)
