@@ -1,7 +1,8 @@
 """Run ONNX's backend node tests through tvmx and print pass / unsupported / wrong by operator.
 
 `python -m tests.conformance.run --all --json out.json`. Each worker is a process of its own: a test
-that kills it counts as a crash, and a fresh worker goes on.
+that kills it counts as a crash, and a fresh worker goes on. With `--resume out.jsonl` each outcome is
+appended there at once, and tests that stand there already are not run again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from tests.conformance.suite import Case, Outcome, cases, run_case
 
 TIMEOUT_S = 120
+CASES_A_WORKER = 150  # then a fresh one takes over: what compiled code a process loaded, it keeps
 
 
 def run_all(
@@ -34,6 +36,7 @@ def run_all(
     results: dict[int, Outcome] = {}
     waiting = list(range(len(todo)))[::-1]
     alive: dict[Connection, tuple[Any, int, float]] = {}
+    served: Counter[Connection] = Counter()
 
     def start() -> Connection:
         mine, theirs = context.Pipe()
@@ -45,11 +48,14 @@ def run_all(
 
     def give(conn: Connection) -> None:
         process, _, _ = alive[conn]
-        if not waiting:
+        if not waiting or served[conn] == CASES_A_WORKER:
             conn.send(-1)  # closing would not end it: a forked child holds both ends of its pipe
             del alive[conn]
             process.join()
+            if waiting:
+                give(start())
             return
+        served[conn] += 1
         index = waiting.pop()
         alive[conn] = (process, index, time.monotonic())
         conn.send(index)
@@ -117,6 +123,12 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def _read_outcomes(path: Path | None) -> list[Outcome]:
+    if path is None or not path.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.conformance.run", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every test (the default)")
@@ -127,17 +139,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write all outcomes here")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what does not pass")
+    parser.add_argument("--resume", type=Path, metavar="JSONL", help="append outcomes here; skip those it holds")
     args = parser.parse_args(argv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         todo = [c for c in cases() if args.match in c.name and args.op in ("", c.op)]
     todo = todo[:: 1 if args.all else args.sample]
 
+    known = {o.name: o for o in _read_outcomes(args.resume)}
+
     def progress(o: Outcome) -> None:
+        if args.resume:
+            with args.resume.open("a") as file:
+                file.write(json.dumps(vars(o)) + "\n")
         if args.verbose and o.status not in ("pass", "out of scope"):
             print(f"{o.status:12} {o.name}: {o.detail[:400]}", flush=True)
 
-    outcomes = run_all(todo, args.via, args.workers, progress)
+    run = run_all([c for c in todo if c.name not in known], args.via, args.workers, progress)
+    known |= {o.name: o for o in run}
+    outcomes = [known[c.name] for c in todo]
     print(table(outcomes))
     if args.json:
         import onnx

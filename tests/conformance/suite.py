@@ -186,10 +186,9 @@ def _run_so(model: Any, shapes: Any, constants: Any, feed: dict[str, np.ndarray]
 
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(tmp) / "m.so"
-        imported = tvmx.import_onnx(model, shapes=shapes, constants=constants)
-        tvmx.compile(imported, path, threads=1)
+        tvmx.compile(model, path, threads=1, shapes=shapes, constants=constants)
         with GraphExecutor(path, threads=1) as executor:
-            return list(executor({t.name: feed[t.name] for t in imported.inputs}))
+            return list(executor({t.name: feed[t.name] for t in executor.inputs}).values())
 
 
 RUNNERS = {"vm": _run_vm, "so": _run_so}
