@@ -56,8 +56,8 @@ OUT_OF_SCOPE = {
 }
 STRING = 8
 
-# One unit in the last place of the narrow float types, as a relative tolerance.
-NARROW = {"bfloat16": 2**-7, "float16": 2**-9}
+# Relative tolerances of the narrow float types; that of bfloat16 is what ONNX's own runner grants.
+NARROW = {"bfloat16": 2**-6, "float16": 2**-9}
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,9 @@ def compare(want: list[np.ndarray], have: list[np.ndarray], rtol: float, atol: f
             if bad:
                 return f"output {i}: {bad} of {w.size} values differ: {_sample(w, h, w != h)}"
             continue
-        # Two roundings of a narrow type may lie one step apart in the result.
-        rtol = max(rtol, NARROW.get(w.dtype.name, 0.0))
+        allowed = max(rtol, NARROW.get(w.dtype.name, 0.0))
         a, b = (w, h) if w.dtype.kind == "c" else (w.astype(np.float64), h.astype(np.float64))
-        close = np.isclose(b, a, rtol=rtol, atol=max(atol, 1e-5), equal_nan=True)
+        close = np.isclose(b, a, rtol=allowed, atol=max(atol, 1e-5), equal_nan=True)
         if not close.all():
             return f"output {i}: {int((~close).sum())} of {w.size} values differ: {_sample(a, b, ~close)}"
     return None
