@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+UNROLL_STEP, UNROLL_EXPLICIT = "pragma_auto_unroll_max_step", "pragma_unroll_explicit"
 _PARTITION = {"partition_const_loop": True}
 
 
@@ -48,7 +49,22 @@ def mark_predicates(mod: Any) -> Any:
         statement = mutator.default_mutate(statement)
         return statement.body if statement.attr_key == "pragma_scope" else statement
 
-    rules = [(SBlockRealize, mark), (tirx.AttrStmt, unwrap)]
+    def serial(loop: Any, mutator: Any) -> Any:
+        loop = mutator.default_mutate(loop)
+        if loop.kind != tirx.ForKind.UNROLLED:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, loop.annotations)
+
+    def leave_to_llvm(loop: Any, mutator: Any) -> Any:
+        """`pragma_unroll_explicit = 0`: LLVM unrolls as it likes, and has no hint to warn of."""
+        loop = mutator.default_mutate(loop)
+        if int(loop.annotations.get(UNROLL_EXPLICIT, 1)):
+            return loop
+        notes = {k: v for k, v in loop.annotations.items() if k not in (UNROLL_EXPLICIT, UNROLL_STEP)}
+        body = tvm_ffi.structural_mutate(loop.body, [(tirx.For, serial)])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes)
+
+    rules = [(SBlockRealize, mark), (tirx.AttrStmt, unwrap), (tirx.For, leave_to_llvm)]
     funcs = {}
     for gv, func in mod.functions_items():
         if isinstance(func, tirx.PrimFunc):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmx.schedule import Workload, apply_rule, rules_for
+from tvmx.schedule.build import UNROLL_EXPLICIT, UNROLL_STEP
 from tvmx.target import Target
 from tvmx.tune.task import Task
 from tvmx.tune.trace import Decision, Decisions, decisions_of, key_of, plain, skeleton, trace_json
 
 log = logging.getLogger(__name__)
 
-UNROLL_STEP, UNROLL_EXPLICIT = "pragma_auto_unroll_max_step", "pragma_unroll_explicit"
 SMALL_WORK = 1 << 22  # iterations below which MetaSchedule's large spaces are worth a try for any kernel
 
 
