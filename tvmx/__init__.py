@@ -17,6 +17,7 @@ _LAZY = {
     "plan_precision": "tvmx.api",
     "PrecisionPlan": "tvmx.precision",
     "PrecisionRules": "tvmx.precision",
+    "explain": "tvmx.api",
     "CompileResult": "tvmx.api",
     "calibrate": "tvmx.api_quantize",
     "QuantizedModel": "tvmx.quantize",

@@ -148,6 +148,23 @@ def plan_precision(
     raise AssertionError("no precision phase")
 
 
+def explain(
+    model: ModelLike,
+    target: str | Target = "native",
+    threads: int | None = None,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Any:
+    """What becomes of every quantize and dequantize of a quantised model, and why; a `QdqReport`, nothing is compiled.
+
+    Raises ModelError or ConfigError.
+    """
+    from tvmx.passes.qdq.report import read_report
+
+    low = lower(import_onnx(model, shapes, constants), resolve(target, threads))
+    return read_report(low.mod, low.graph)
+
+
 def compile(
     model: ModelLike,
     output: str | Path,
@@ -171,6 +188,7 @@ def compile(
     Raises ModelError, ConfigError or CompileError. The output is replaced only when the new one is whole.
     """
     from tvmx.executor import EntryProgram, build_artifact
+    from tvmx.passes.qdq.report import read_report
     from tvmx.precision import rules_from
     from tvmx.tune.apply import apply_schedules, open_logs
 
@@ -212,11 +230,18 @@ def compile(
     first = programs[0]
     plan = lowered[first.entry].precision
     summary = {"precision": plan.reasons()} if plan is not None else {}
+    quantisation = read_report(lowered[first.entry].mod, lowered[first.entry].graph)
     return CompileResult(
         path=built.path,
         graph=first.graph,
         plan=built.plan,
-        report={"seconds": clock.seconds, "vm_reason": first.vm_reason, **summary, **built.report},
+        report={
+            "seconds": clock.seconds,
+            "vm_reason": first.vm_reason,
+            "quantisation": quantisation.to_json(),
+            **summary,
+            **built.report,
+        },
         precision=plan,
     )
 

@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     _precision_arguments(sub)
     sub.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy")
 
+    sub = command("explain", _explain, "say what becomes of every quantize and dequantize of a quantised model")
+    _model_arguments(sub)
+
     sub = command("log", _log, "look into, merge, prune or convert tuning logs")
     sub.add_argument("action", choices=["show", "best", "merge", "prune", "export", "import"])
     sub.add_argument("folders", nargs="+", help="log folder(s); merge: sources then destination")
@@ -395,6 +398,19 @@ def _verify_emulated(arguments: argparse.Namespace) -> int:
     else:
         print(f"{len(checks) - len(failed)} of {len(checks)} kernels compute in emulation what they should")
     return 1 if failed else 0
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from tvmx import api
+
+    report = api.explain(
+        arguments.model,
+        target=arguments.target,
+        threads=arguments.threads,
+        shapes=_shapes(arguments),
+        constants=_constants(arguments),
+    )
+    print(json.dumps(report.to_json()) if arguments.json else report)
 
 
 def _log(arguments: argparse.Namespace) -> None:

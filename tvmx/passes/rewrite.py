@@ -133,10 +133,15 @@ def count_uses(func: Any) -> dict[Any, int]:
     return uses
 
 
-def rewrite_pass(name: str, rules: Sequence[RewriteRule], cse: bool = True) -> Any:
+Events = dict[str, list[tuple[str, str | None]]]
+"""Per variable name: the rules that recognised its binding, each with None when it fired, else why it refused."""
+
+
+def rewrite_pass(name: str, rules: Sequence[RewriteRule], events: Events | None = None, cse: bool = True) -> Any:
     """A module pass that applies `rules` until none fires; dead code is removed after each round.
 
-    `cse=False` leaves equal expressions apart, as casts are that must each fuse into their own reader.
+    What the rules did and refused is added to `events`. `cse=False` leaves equal expressions apart, as casts are that
+    must each fuse into their own reader.
     """
     import tvm
     from tvm import relax
@@ -153,7 +158,7 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule], cse: bool = True) -> A
             before = sum(counts.values())
             for gv, func in mod.functions_items():
                 if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                    walker = _walker()(mod, func, table, counts)
+                    walker = _walker()(mod, func, table, counts, events)
                     mod[gv] = walker.visit_expr(func)
             if sum(counts.values()) == before:
                 break
@@ -185,8 +190,9 @@ def _make_walker() -> Any:
 
     @relax.expr_functor.mutator
     class RewriteWalker(relax.PyExprMutator):  # type: ignore[misc]
-        def __init__(self, mod: Any, func: Any, table: Any, counts: dict[str, int]) -> None:
+        def __init__(self, mod: Any, func: Any, table: Any, counts: dict[str, int], events: Events | None) -> None:
             super().__init__(mod)
+            self.events = events
             self.table = table
             self.counts = counts
             self.uses = count_uses(func)
@@ -200,6 +206,9 @@ def _make_walker() -> Any:
             self.scope.name = binding.var.name
             for rule in self.table.get(op_name(value), ()):
                 found = rule.apply(self.scope, value)
+                if found is not None and self.events is not None:
+                    reason = found.reason if isinstance(found, Refusal) else None
+                    self.events.setdefault(binding.var.name, []).append((rule.name, reason))
                 if isinstance(found, Refusal):
                     log.debug("%s refused at %s: %s", rule.name, binding.var.name, found.reason)
                 elif found is not None:

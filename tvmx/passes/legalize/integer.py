@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, integer_pool, integer_te
+from tvmx.passes.legalize import conv_te, integer_pool, integer_te, weight_only
 from tvmx.passes.legalize import matmul as float_matmul
 from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
@@ -31,7 +31,9 @@ def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
         return {}
     return {
         "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, target) if is_integer(call) else None,
-        "relax.matmul": lambda bb, call: _matmul(bb, call, target) if is_integer(call) else None,
+        "relax.matmul": lambda bb, call: (
+            _matmul(bb, call, target) if is_integer(call) else weight_only.matmul(bb, call, target)
+        ),
         "relax.mean": integer_pool.mean,
         "relax.nn.avg_pool2d": integer_pool.avg_pool2d,
         "relax.quantize": quantize,

@@ -105,7 +105,7 @@ def conv(
     needed = (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1
     plain = not any(window.pads) and needed[0] <= h and needed[1] <= w
     size = (h, w) if plain else needed
-    source = image(x, unit, offset, Padding((top, left, 0, 0), fill), *size, groups)
+    source = image(x, unit, offset, Padding((top, left, 0, 0), fill), size[0], size[1], groups)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     k, ki = te.reduce_axis((0, count), "k"), te.reduce_axis((0, depth), "ki")
 

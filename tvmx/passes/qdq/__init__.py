@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmx.passes.qdq import integer, move, requantize
+from tvmx.passes.qdq import integer, move, requantize, weight_only
 from tvmx.passes.qdq.finish import finish_dequantize
-from tvmx.passes.rewrite import RewriteRule, rewrite_pass
+from tvmx.passes.qdq.report import account, write_report
+from tvmx.passes.rewrite import Events, RewriteRule, rewrite_pass
 from tvmx.target import Target
 
 
@@ -14,9 +15,25 @@ def rules(target: Target) -> tuple[RewriteRule, ...]:
     """All rules, in the order in which they are tried at one call."""
     preferred = "int8" if target.arch == "aarch64" or target.kind == "cuda" else "uint8"
     sign = RewriteRule("same_sign", ("quantize",), move.same_sign(preferred))
-    return (*move.RULES, sign, *integer.RULES, *requantize.RULES)
+    return (*move.RULES, sign, *integer.RULES, *weight_only.RULES, *requantize.RULES)
 
 
 def qdq_passes(target: Target) -> list[Any]:
     """The passes of the phase."""
-    return [rewrite_pass("tvmx.Qdq", rules(target)), finish_dequantize()]
+    return [_rewrite(target), finish_dequantize()]
+
+
+def _rewrite(target: Target) -> Any:
+    """The rules, their account attached to each function."""
+    import tvm
+    from tvm import relax
+
+    def run(mod: Any, _: Any) -> Any:
+        events: Events = {}
+        after = rewrite_pass("tvmx.Qdq", rules(target), events)(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                after[gv] = write_report(after[gv], account(func, events))
+        return after
+
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.Qdq")
