@@ -229,8 +229,10 @@ def compile(
     clock("build")
     first = programs[0]
     plan = lowered[first.entry].precision
-    summary = {"precision": plan.reasons()} if plan is not None else {}
+    summary: dict[str, Any] = {"precision": plan.reasons()} if plan is not None else {}
     quantisation = read_report(lowered[first.entry].mod, lowered[first.entry].graph)
+    if quantisation.entries:
+        summary["quantisation"] = {**quantisation.counts, "remaining": len(quantisation.remaining)}
     return CompileResult(
         path=built.path,
         graph=first.graph,
@@ -238,7 +240,6 @@ def compile(
         report={
             "seconds": clock.seconds,
             "vm_reason": first.vm_reason,
-            "quantisation": quantisation.to_json(),
             **summary,
             **built.report,
         },

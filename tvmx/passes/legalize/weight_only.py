@@ -95,7 +95,7 @@ def _weights(bb: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
     scaled = None if reshape is None else step(reshape.args[0], "multiply")
     centred = None if scaled is None else step(scaled.args[0], "subtract")
     cast = None if centred is None else step(centred.args[0], "astype")
-    if cast is None:
+    if cast is None or centred is None or scaled is None:
         return None
     arrays = [constant_of(bb, e) for e in (cast.args[0], centred.args[1], scaled.args[1])]
     if any(a is None for a in arrays) or arrays[0].ndim != 3 or str(arrays[0].dtype) not in ("int8", "uint8"):

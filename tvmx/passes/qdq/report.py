@@ -122,7 +122,7 @@ class _Program:
         return QdqEntry("dequantize", var.name, _tensor(call.args[0]), place, *worst)
 
     def _fate(self, reader: Any, depth: int) -> tuple[str, str]:
-        value, name = self.definitions[reader], op_name(self.definitions[reader])
+        name = op_name(self.definitions[reader])
         fired = self.fired(reader)
         if name == "quantize":
             return (CANCELLED, "meets its quantize") if "cancel" in fired else (EPILOGUE, "requantised in one kernel")

@@ -102,7 +102,7 @@ def _arithmetic(scope: Scope, call: Any, name: str) -> ScaledCodes | None:
 
 def group_size(w: ScaledCodes) -> int | None:
     """The longest run along K (axis 0 of [K, N]) that shares scales; None if there is none of a usual length."""
-    depth = w.codes.shape[0]
+    depth = int(w.codes.shape[0])
     for size in (depth, *reversed(GROUPS)):
         if depth % size == 0 and all(_constant_within(a, w.codes.shape, size) for a in (w.scale, w.zero)):
             return size
