@@ -80,6 +80,7 @@ class Prepared:
         except TvmxError:
             raise
         except Exception as err:
+            log.debug("rewriting failed", exc_info=True)
             raise ModelError(f"{self.name}: rewriting to plain operators failed: {err}") from err
         if result is self.proto:
             return result

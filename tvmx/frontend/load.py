@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, checker, external_data_helper
 
 from tvmx.errors import ModelError
@@ -126,7 +126,7 @@ def check_model(model: ModelProto, name: str) -> None:
     for graph in all_graphs(model.graph):
         _check_names(graph, name)
         _check_dims(graph, name)
-    if model.ByteSize() < PROTOBUF_LIMIT:
+    if _fits_protobuf(model):
         try:
             checker.check_model(model)
         except checker.ValidationError as err:
@@ -136,6 +136,14 @@ def check_model(model: ModelProto, name: str) -> None:
             if "No Op registered" in text or "No opset import for domain" in text:
                 return
             raise ModelError(f"{name}: the ONNX checker refuses it: {text}") from err
+
+
+def _fits_protobuf(model: ModelProto) -> bool:
+    """Whether the model can be serialised: weights read from external data may exceed protobuf's 2 GB."""
+    try:
+        return bool(model.ByteSize() < PROTOBUF_LIMIT)
+    except EncodeError:
+        return False
 
 
 def _check_names(graph: GraphProto, name: str) -> None:
