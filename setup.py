@@ -12,6 +12,7 @@ setup(
                 "tvmx/memory/core_place.c",
                 "tvmx/memory/core_search.c",
                 "tvmx/memory/core_stack.c",
+                "tvmx/memory/core_eject.c",
             ],
             depends=["tvmx/memory/core.h"],
             extra_compile_args=["-O3"],

@@ -54,7 +54,7 @@ def component(blocks: Blocks, index: Ints, height: int) -> Component:
     while height // unit > MAX_UNITS:
         unit *= 2  # coarser: a little is lost to rounding up, nothing becomes wrong
         align = np.lcm(align, unit)
-    start, end = _sections(blocks.start[index], blocks.end[index])
+    start, end = sections(blocks.start[index], blocks.end[index])
     return Component(
         index,
         start,
@@ -72,7 +72,7 @@ def _gcd(values: Ints) -> int:
     return result
 
 
-def _sections(start: Ints, end: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def sections(start: Ints, end: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Lifespans in sections: the instants whose set of living blocks is no subset of another's.
 
     Those are the starts that some end follows before the next start.

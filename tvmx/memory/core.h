@@ -19,9 +19,16 @@ int tvmx_stack(int32_t n, int32_t sections, const int32_t *start, const int32_t 
 /* One depth-first search for offsets of n blocks below `height`; blocks are given sorted by start,
  * start and end index sections of time in [0, sections). Candidates of one offset are tried by `rank`.
  * `weights[i]` grows with each dead end that block i took part in. Gives up after *steps steps or at
- * `seconds` of wall time; *steps becomes the steps taken. */
+ * `seconds` of processor time; *steps becomes the steps taken. */
 int tvmx_dfs(int32_t n, int32_t sections, const int32_t *start, const int32_t *end,
              const int32_t *size, const int32_t *align, const int32_t *rank, int32_t height,
              double seconds, int64_t *steps, double *weights, int32_t *offsets);
+
+/* Move blocks until all lie below `height`: `offsets` hold where they are, -1 for nowhere, and the
+ * result. Blocks sorted by start as above; throwing out block i costs base[i] * penalty[i], and
+ * penalties grow. Deterministic for a seed unless `seconds` of processor time end it. */
+int tvmx_eject(int32_t n, const int32_t *start, const int32_t *end, const int32_t *size,
+               const int32_t *align, int32_t height, const int64_t *base, int64_t *penalty,
+               uint64_t seed, double seconds, int64_t *steps, int32_t *offsets);
 
 #endif

@@ -124,6 +124,48 @@ static PyObject *core_dfs(PyObject *self, PyObject *args) {
   return Py_BuildValue("iL", status, (long long)steps);
 }
 
+static PyObject *core_eject(PyObject *self, PyObject *args) {
+  (void)self;
+  Py_buffer b[7]; /* start end size align base | penalty offsets */
+  int n, height, status = TVMX_OUT_OF_MEMORY, ok = 1;
+  double seconds;
+  long long max_steps;
+  unsigned long long seed;
+  static const char *names[] = {"start", "end", "size", "align", "base", "penalty", "offsets"};
+  if (!PyArg_ParseTuple(args, "iy*y*y*y*iy*w*KdLw*", &n, &b[0], &b[1], &b[2], &b[3], &height, &b[4],
+                        &b[5], &seed, &seconds, &max_steps, &b[6]))
+    return NULL;
+  if (n < 0 || height < 0 || height > (1 << 30)) {
+    PyErr_SetString(PyExc_ValueError, "n or height is out of range");
+    ok = 0;
+  }
+  for (int k = 0; k < 7 && ok; k++) ok = check_length(&b[k], n, k == 4 || k == 5 ? 8 : 4, names[k]);
+  const int32_t *start = b[0].buf, *end = b[1].buf, *size = b[2].buf, *align = b[3].buf;
+  const int64_t *base = b[4].buf, *penalty = b[5].buf;
+  for (int k = 0; k < n && ok; k++) {
+    if (start[k] < 0 || start[k] >= end[k] || size[k] < 1 || size[k] > (1 << 30) || align[k] < 1 ||
+        (k && start[k] < start[k - 1]) || align[k] > (1 << 29) || base[k] < 1 ||
+        base[k] > 1000000 || penalty[k] < 1 || penalty[k] > 1000000) {
+      PyErr_Format(PyExc_ValueError, "block %d is out of range or not sorted by start", k);
+      ok = 0;
+    }
+  }
+  int64_t steps = max_steps;
+  if (ok) {
+    Py_BEGIN_ALLOW_THREADS
+    status = tvmx_eject(n, start, end, size, align, height, base, b[5].buf, seed, seconds, &steps,
+                        b[6].buf);
+    Py_END_ALLOW_THREADS
+    if (status == TVMX_OUT_OF_MEMORY) {
+      PyErr_NoMemory();
+      ok = 0;
+    }
+  }
+  for (int k = 0; k < 7; k++) PyBuffer_Release(&b[k]);
+  if (!ok) return NULL;
+  return Py_BuildValue("iL", status, (long long)steps);
+}
+
 static PyMethodDef methods[] = {
     {"place", core_place, METH_VARARGS,
      "place(n, start, end, size, align, pinned, order, smallest_gap, offsets): fill offsets"},
@@ -131,6 +173,9 @@ static PyMethodDef methods[] = {
      "stack(n, sections, start, end, size, align, rank, offsets): fill offsets"},
     {"dfs", core_dfs, METH_VARARGS,
      "dfs(n, sections, start, end, size, align, rank, height, seconds, max_steps, weights, offsets)"
+     " -> (status, steps)"},
+    {"eject", core_eject, METH_VARARGS,
+     "eject(n, start, end, size, align, height, base, penalty, seed, seconds, max_steps, offsets)"
      " -> (status, steps)"},
     {NULL, NULL, 0, NULL},
 };

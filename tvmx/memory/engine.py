@@ -78,6 +78,30 @@ def depth_first(
     return status, steps, offsets
 
 
+def eject(
+    start: Int32s,
+    end: Int32s,
+    size: Int32s,
+    align: Int32s,
+    height: int,
+    base: Ints,
+    penalty: Ints,
+    seed: int,
+    seconds: float,
+    max_steps: int,
+    offsets: Int32s,
+) -> tuple[int, int]:
+    """(status, steps) of one ejection search below `height`; changes `penalty` and `offsets`, see `core.h`."""
+    if _core is None:
+        from tvmx.memory import fallback_eject
+
+        return fallback_eject.eject(start, end, size, align, height, base, penalty, seed, seconds, max_steps, offsets)
+    status, steps = _core.eject(
+        len(start), start, end, size, align, height, base, penalty, seed, seconds, max_steps, offsets
+    )
+    return status, steps
+
+
 _said = False
 
 

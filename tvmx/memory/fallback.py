@@ -110,7 +110,7 @@ class _Search:
     def heads(self, blocks: list[int], last: tuple[int, int]) -> dict[int, int] | None:
         """Earliest offsets of unplaced blocks, None when they cannot all fit."""
         self.steps += len(blocks)
-        if self.steps > self.max_steps or time.perf_counter() > self.deadline:
+        if self.steps > self.max_steps or time.thread_time() > self.deadline:
             raise _Stopped
         support, size, height = self.support, self.size, self.height
         head = {i: support[i] for i in blocks}
@@ -186,7 +186,7 @@ def depth_first(
     n = len(start)
     search = _Search(
         start.tolist(), end.tolist(), size.tolist(), align.tolist(), rank.tolist(), height,
-        max(max_steps // STEP_COST, 1), time.perf_counter() + seconds, weights,
+        max(max_steps // STEP_COST, 1), time.thread_time() + seconds, weights,
     )  # fmt: skip
     search.near = [
         [k for k in np.flatnonzero((start < end[i]) & (end > start[i])).tolist() if k != i] for i in range(n)

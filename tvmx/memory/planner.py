@@ -65,14 +65,15 @@ HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
     "region": plan_region,
     "coloring": plan_coloring,
 }
-# Trying every class against every block is quadratic and colouring never wins on a large problem.
-MAX_COLORING = 2000
+# Above so many blocks `best` leaves a heuristic out: colouring is quadratic, regions place everything several
+# times, and neither wins on a large problem.
+MAX_TRIED = {"coloring": 2000, "region": 20_000}
 
 
 def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
     best: Outcome | None = None
     for name, place in HEURISTICS.items():
-        if name == "coloring" and len(blocks) > MAX_COLORING:
+        if len(blocks) > MAX_TRIED.get(name, len(blocks)):
             continue
         found = Outcome(place(blocks), name, engine=engine_name())
         if best is None or blocks.height(found.offsets) < blocks.height(best.offsets):

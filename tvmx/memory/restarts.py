@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmx.memory.blocks import Ints
 from tvmx.memory.components import Component
 from tvmx.memory.engine import INFEASIBLE, SOLVED, depth_first
 
 # What a second of budget buys, on a slow core; a step is one block looked at in one node.
-STEPS_PER_SECOND = 25_000_000
+STEPS_PER_SECOND = 15_000_000
 RESTART_STEPS = 100_000
 # Powers of (size, lifetime) of the first ranks: area, lifetime, size, and lifetime before size.
 CLASSICAL = ((1, 1), (0, 1), (1, 0), (1, 2))
@@ -26,18 +25,23 @@ CLASSICAL = ((1, 1), (0, 1), (1, 0), (1, 2))
 
 @dataclass
 class Budget:
-    """Steps left, and the wall time at which even those end (a safety stop, not reached as a rule)."""
+    """Steps left, and the processor time at which even those end (a safety stop, not reached as a rule).
+
+    Not wall time: on a busy machine that would end the same search at another place each time.
+    """
 
     steps: int
     deadline: float
 
     @classmethod
-    def of(cls, seconds: float) -> Budget:
-        return cls(int(seconds * STEPS_PER_SECOND), time.perf_counter() + 4 * seconds + 1)
+    def of(cls, seconds: float, at_least: int = 0) -> Budget:
+        """What `seconds` buy; `at_least` so many steps when they buy any."""
+        steps = max(int(seconds * STEPS_PER_SECOND), at_least if seconds > 0 else 0)
+        return cls(steps, time.thread_time() + 2 * max(seconds, steps / STEPS_PER_SECOND) + 1)
 
     @property
     def spent(self) -> bool:
-        return self.steps <= 0 or time.perf_counter() > self.deadline
+        return self.steps <= 0 or time.thread_time() > self.deadline
 
 
 def luby(i: int) -> int:
@@ -52,12 +56,12 @@ def luby(i: int) -> int:
 class Restarts:
     """Searches of one component below a height; remembers what was in the way across restarts."""
 
-    def __init__(self, part: Component, lifetime: Ints, seed: int) -> None:
+    def __init__(self, part: Component, seed: int) -> None:
         self.part = part
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.weights = np.zeros(len(part.index), dtype=np.float64)
         self.log_size = np.log(part.size.astype(np.float64))
-        self.log_life = np.log(lifetime.astype(np.float64))
+        self.log_life = np.log((part.end - part.start).astype(np.float64))
         self.tried: set[int] = set()
 
     def ranks(self, classical: bool = True) -> Iterator[NDArray[np.int32]]:
@@ -90,7 +94,7 @@ class Restarts:
             limit = min(unit * luby((turn + 3) // 4), steps, budget.steps)
             status, used, offsets = depth_first(
                 part.start, part.end, part.size, part.align, rank, units,
-                budget.deadline - time.perf_counter(), limit, self.weights,
+                budget.deadline - time.thread_time(), limit, self.weights,
             )  # fmt: skip
             steps -= used + 1
             budget.steps -= used + 1

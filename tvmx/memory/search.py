@@ -1,7 +1,8 @@
 """The search planner: from the best heuristic down to the lower bound, within a number of steps.
 
-The problem is cut into components in time. Each first gets lowest-first plans of several ranks, then
-depth-first searches below lower and lower heights (`restarts`). Equal components are planned once.
+The problem is cut into components in time. Each is also joined into boxes (`boxes`), gets lowest-first plans of
+several ranks, and then, below lower and lower heights, depth-first searches with restarts (`restarts`) and ejection
+searches (`ejections`), of the boxes and of the blocks. Equal components are planned once.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmx.memory.blocks import Blocks, Ints
+from tvmx.memory.boxes import boxes
 from tvmx.memory.components import Component, component, components
+from tvmx.memory.ejections import Ejections
 from tvmx.memory.engine import engine_name, say_engine, stack
 from tvmx.memory.restarts import RESTART_STEPS, Budget, Restarts
 
+Int32s = NDArray[np.int32]
 # Above this the open lists of a depth-first search (4 n² bytes) and its dives (n² steps) are too much.
-MAX_EXACT = 12_000
+MAX_EXACT = 4000
 # Lowest-first plans tried per component, and what one costs in steps per block.
 STACKS = 12
-STACK_STEPS = 60
+STACK_STEPS = 30
+# Four of them where that is the time of a short ejection search, which does more.
+LARGE = 5000
+# Steps a block that a search takes at least, whatever the budget: fewer move nothing in a large problem.
+LEAST_STEPS = 2000
+# An ejection search of fewer steps a block has not looked at every block often enough.
+EJECTION_STEPS = 150
 
 
 @dataclass(frozen=True)
@@ -34,80 +44,133 @@ class Searched:
 
 def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: int) -> Searched:
     """Better offsets than `offsets`, down to `target` bytes. Blocks without pins only."""
-    budget = Budget.of(budget_s)
-    total = budget.steps
     offsets = offsets.copy()
-    truncated = False
     tall = [index for index in components(blocks) if int((offsets[index] + blocks.size[index]).max()) > target]
+    budget = Budget.of(budget_s, at_least=LEAST_STEPS * sum(map(len, tall)))
+    total = budget.steps
+    truncated = False
     if tall:
         say_engine()
     known: dict[tuple[bytes, ...], Ints] = {}
     # The smallest first: what they leave of their share goes to the others.
-    for left, index in zip(range(len(tall), 0, -1), sorted(tall, key=len)):
+    open_blocks = sum(map(len, tall))
+    for index in sorted(tall, key=len):
         size = blocks.size[index]
         height = int((offsets[index] + size).max())
         part = component(blocks, index, height)
         same = (part.start.tobytes(), part.end.tobytes(), size.tobytes(), part.align.tobytes())
         new = known.get(same)
         if new is None:
-            share = Budget(budget.steps // left, budget.deadline)
+            share = Budget(budget.steps * len(index) // open_blocks, budget.deadline)
             before = share.steps
-            restarts = Restarts(part, blocks.end[index] - blocks.start[index], seed)
-            new = _stack(restarts, size, blocks.align[index], target, share)
-            height = min(height, int((new + size).max()))
-            found, proved = _descend(restarts, height, target, share)
+            new, proved = _lowered(part, size, target, seed, share)
             budget.steps -= before - share.steps
             truncated |= not proved
-            if found is not None:
-                new = found.astype(np.int64) * part.unit
             known[same] = new
-        if int((new + size).max()) < int((offsets[index] + size).max()):
+        if int((new + size).max()) < height:
             offsets[index] = new
+        open_blocks -= len(index)
     return Searched(offsets, truncated, engine_name(), total - budget.steps)
 
 
-def _stack(restarts: Restarts, size: Ints, align: Ints, target: int, budget: Budget) -> Ints:
+def _lowered(part: Component, size: Ints, target: int, seed: int, budget: Budget) -> tuple[Ints, bool]:
+    """(offsets in bytes of the lowest plan found, whether it meets the target or is optimal)."""
+    portfolio = Portfolio(part, part.units_below(target), seed, budget)
+    found, proved = _descend(portfolio, part.units_below(target), budget)
+    return found.astype(np.int64) * part.unit, proved
+
+
+class Portfolio:
+    """The searches of one component. `offsets` is the lowest plan so far, by lowest-first plans at the beginning."""
+
+    def __init__(self, part: Component, goal: int, seed: int, budget: Budget) -> None:
+        self.part = part
+        self.boxes = boxes(part)
+        self.restarts = Restarts(part, seed)
+        self.offsets = _stack(self.restarts, goal, budget)
+        self.ejections = Ejections(part, self.offsets, seed)
+        if self.boxes is None:
+            return
+        self.box_restarts = Restarts(self.boxes.part, seed)
+        boxed = _stack(self.box_restarts, goal, budget)
+        self.box_ejections = Ejections(self.boxes.part, boxed, seed)
+        self.take(self.boxes.expand(boxed))
+
+    @property
+    def height(self) -> int:
+        return self._height(self.offsets)
+
+    def _height(self, offsets: Int32s) -> int:
+        return int((offsets + self.part.size).max())
+
+    def take(self, offsets: Int32s) -> None:
+        if self._height(offsets) < self.height:
+            self.offsets = offsets
+
+    def below(self, units: int, steps: int, budget: Budget) -> bool | None:
+        """True when a plan of at most `units` was found and taken, None when there is none, False if out of steps."""
+        if self.boxes is not None:
+            count = len(self.boxes.part.index)
+            tried = _depth_first(self.box_restarts, units, steps // 4, budget)
+            # a block may be higher in a box than on its own, so no plan of the boxes proves nothing
+            boxed = tried if isinstance(tried, np.ndarray) else None
+            if boxed is None:
+                boxed = self.box_ejections.below(units, max(steps // 4, EJECTION_STEPS * count), budget)
+            if boxed is not None:
+                self.take(self.boxes.expand(boxed))
+                return True
+        searched = _depth_first(self.restarts, units, steps // 2, budget)
+        if searched is True:
+            return None
+        found = searched if isinstance(searched, np.ndarray) else None
+        if found is None:
+            found = self.ejections.below(units, max(steps // 4, EJECTION_STEPS * len(self.part.index)), budget)
+        if found is not None:
+            self.take(found)
+        return found is not None
+
+
+def _depth_first(restarts: Restarts, units: int, steps: int, budget: Budget) -> Int32s | bool:
+    count = len(restarts.part.index)
+    if count > MAX_EXACT or steps < count * count // 4:
+        return False
+    return restarts.below(units, steps, budget)
+
+
+def _stack(restarts: Restarts, goal: int, budget: Budget) -> Int32s:
     """The lowest of a dozen lowest-first plans: quick, and often better than any first fit."""
     part = restarts.part
+    size, align = part.size.astype(np.int64), part.align.astype(np.int64)
     best: Ints | None = None
-    for rank in islice(restarts.ranks(), STACKS):
+    for rank in islice(restarts.ranks(), STACKS if len(size) < LARGE else 4):
         offsets = stack(part.start, part.end, size, align, rank)
         budget.steps -= STACK_STEPS * len(size)
         if best is None or int((offsets + size).max()) < int((best + size).max()):
             best = offsets
-        if int((best + size).max()) <= target or budget.spent:
+        if int((best + size).max()) <= goal or budget.spent:
             break
     assert best is not None
-    return best
+    return best.astype(np.int32)
 
 
-def _descend(restarts: Restarts, height: int, target: int, budget: Budget) -> tuple[NDArray[np.int32] | None, bool]:
-    """(offsets of the best plan below `height` or None, whether it meets the target or is optimal).
+def _descend(portfolio: Portfolio, goal: int, budget: Budget) -> tuple[Int32s, bool]:
+    """(offsets of the best plan, whether it meets the goal or is optimal).
 
-    In passes: the target first, then heights between, halving the distance to the best plan after a
-    success and to the target after a failure. Each pass spends twice as much as the one before.
+    In passes: the goal first, then heights between, halving the distance to the best plan after a success and to
+    the goal after a failure. Each pass spends twice as much as the one before.
     """
-    part: Component = restarts.part
-    goal = part.units_below(target)
-    best, found = part.units_below(height), None
-    if len(part.index) > MAX_EXACT:
-        return None, best <= goal
     proved = goal - 1  # the largest height known to be out of reach
     effort = max(budget.steps // 64, RESTART_STEPS)
-    while best > proved + 1:
+    while portfolio.height > proved + 1:
         hopeless, trial, steps = proved, proved + 1, 4 * effort
-        while best - hopeless > 1:
-            outcome = restarts.below(trial, steps, budget)
-            if outcome is True:
+        while portfolio.height - hopeless > 1:
+            outcome = portfolio.below(trial, steps, budget)
+            if outcome is None:
                 proved = hopeless = trial
-            elif outcome is False:
+            elif not outcome:
                 if budget.spent:
-                    return found, False
+                    return portfolio.offsets, False
                 hopeless = trial
-            else:
-                assert not isinstance(outcome, bool)
-                found = outcome
-                best = int((found + part.size).max())
-            trial, steps = (hopeless + best) // 2, effort
+            trial, steps = (hopeless + portfolio.height) // 2, effort
         effort *= 2
-    return found, True
+    return portfolio.offsets, True
