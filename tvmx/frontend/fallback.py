@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
@@ -14,14 +15,14 @@ from tvmx.frontend.node import Node
 
 # The stock converters that pass the conformance tests or were checked by hand; every other operator
 # has a converter of ours or none.
-_TRUSTED = {
+TRUSTED = {
     "": {"Einsum", "GridSample", "MaxRoiPool", "NonMaxSuppression", "NonZero", "Unique"},
     "com.microsoft": {"BiasGelu", "FastGelu"},
 }
 
 
 def serves(domain: str, op: str) -> bool:
-    return op in _TRUSTED.get(domain, ())
+    return op in TRUSTED.get(domain, ())
 
 
 def find(node: Node) -> Callable[[Node], Any] | None:
@@ -38,6 +39,10 @@ def _stock(node: Node) -> Any:
             attrs[a.name] = tuple(attrs[a.name])
     attrs["tvm_custom"] = {"name": node.proto.name, "num_outputs": node.num_outputs}
     inputs = stock.onnx_input(node.inputs)
+    threshold = node.static(3) if node.op == "NonMaxSuppression" else None
+    if threshold is not None:
+        # ONNX suppresses what overlaps by more than the threshold, TVM also what overlaps by just as much.
+        inputs[3] = node.const(np.nextafter(threshold, np.float32(np.inf)), "float32")
     # Graph lookups of the stock converters serve parameters kept as inputs; ours are constants.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -449,7 +449,8 @@ def space_to_depth(node: Node) -> Expr:
     b, c, h, w = node.shape(0)
     s = int(node.attrs["blocksize"])
     wide = reshape(node, node[0], [b, c, h // s, s, w // s, s])
-    y = node.emit(R.permute_dims(wide, [0, 3, 5, 1, 2, 4]))
+    depth_first = node.attr("mode", "DCR") == "DCR"
+    y = node.emit(R.permute_dims(wide, [0, 3, 5, 1, 2, 4] if depth_first else [0, 1, 3, 5, 2, 4]))
     return reshape(node, y, [b, c * s * s, h // s, w // s])
 
 

@@ -310,18 +310,14 @@ def tile(node: Node) -> Expr:
     if all(r == 1 for r in repeats):
         return node[0]
     dims = node.shape(0)
-
-    def kernel(x: Any) -> Any:
-        out = tuple(d * r for d, r in zip(x.shape, repeats))
-        return te.compute(
-            out,
-            lambda *i: x(*(k if r == 1 else tirx.indexmod(k, d) for k, d, r in zip(i, x.shape, repeats))),
-            name="tile",
-        )
-
     if any(isinstance(d, int) and d * r == 0 for d, r in zip(dims, repeats)):
         return node.const(np.zeros([d * r for d, r in zip(dims, repeats)]), node.dtype(0))
-    return node.te(kernel, node[0])
+    # A broadcast over new axes rather than indices modulo the sizes: nothing is divided, and LLVM 22 miscompiles
+    # vectors of such remainders for AVX-512.
+    split = [part for d in dims for part in (1, d)]
+    wide = [part for d, r in zip(dims, repeats) for part in (r, d)]
+    copies = node.emit(R.broadcast_to(reshape(node, node[0], split), wide))
+    return reshape(node, copies, [simplify(d * r) for d, r in zip(dims, repeats)])
 
 
 @converter("ConstantOfShape")

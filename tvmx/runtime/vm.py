@@ -85,7 +85,7 @@ class VmProgram:
                 raise InputError(f"input {slot.info.name!r} is not set; call set_input first")
             arrays.append(slot.array)
         self._shapes.solve([a.shape for a in arrays])
-        tensors = [self._ffi.from_dlpack(a) for a in arrays]
+        tensors = [self._across(self._ffi.from_dlpack, a) for a in arrays]
         before = self._library.pool_enter(self._pool)
         try:
             found = self._main(*tensors)
@@ -95,7 +95,15 @@ class VmProgram:
         finally:
             self._library.pool_enter(before)
         values = [found] if hasattr(found, "__dlpack__") else list(found)
-        self._results = [np.from_dlpack(v) for v in values]
+        self._results = [self._across(np.from_dlpack, v) for v in values]
+
+    @staticmethod
+    def _across(convert: Any, value: Any) -> Any:
+        """Hand a tensor over by DLPack, which knows no bfloat16 on numpy's side."""
+        try:
+            return convert(value)
+        except BufferError as error:
+            raise TvmxError(f"the Relax VM cannot exchange this type ({error}); use float32 in the model") from None
 
     def results(self) -> list[Array]:
         """The outputs of the last run."""

@@ -174,7 +174,8 @@ def _is_canonical(scope: Scope, expr: Any) -> bool:
 def keep_or_refuse(scope: Scope, call: Any) -> Any:
     """The rule's body, with the reason where a quantised weight is kept in float."""
     found = weight_only(scope, call)
-    if found is None and scaled_codes(scope, call.args[1]) is None and scope.call(call.args[1], "dequantize"):
+    quantised = scope.call(call.args[1], "dequantize") is not None
+    if found is None and quantised and scaled_codes(scope, call.args[1]) is None:
         return Refusal("the weights are not constant codes of 8 bits")
     return found
 
