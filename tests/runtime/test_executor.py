@@ -112,6 +112,35 @@ def test_affinity_of_the_caller_never_changes(library):
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_workers_keep_off_the_processor_of_the_caller(library):
+    """Woken on it, a worker would wait there behind the caller while another processor is idle."""
+    before, threads = os.sched_getaffinity(0), set(os.listdir("/proc/self/task"))
+    with GraphExecutor(library, threads=2) as ex:
+        (worker,) = (int(t) for t in set(os.listdir("/proc/self/task")) - threads)
+        try:
+            for cpu in sorted(before)[:2]:
+                os.sched_setaffinity(0, {cpu})
+                ex({"x": _x()})
+                assert os.sched_getaffinity(worker) == before - {cpu}
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_workers_of_a_pinned_caller_stay_on_its_processor(library):
+    before, threads = os.sched_getaffinity(0), set(os.listdir("/proc/self/task"))
+    cpu = min(before)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        with GraphExecutor(library, threads=2) as ex:
+            (worker,) = (int(t) for t in set(os.listdir("/proc/self/task")) - threads)
+            ex({"x": _x()})
+            assert os.sched_getaffinity(worker) == {cpu}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def test_threads_are_used_and_stopped(library):
     def count():
         return len(os.listdir("/proc/self/task"))

@@ -46,6 +46,8 @@ struct tvmx_pool {
   parallel_fn fn;
   void* data;
   int tasks, lanes;
+  cpu_set_t allowed; /* the processors of the thread that made the pool */
+  int avoided;       /* the processor that the workers keep off, -1: none yet, -2: they are pinned or have no choice */
   _Alignas(CACHE_LINE) _Atomic uint32_t round; /* a new value is a new launch, or the end */
   _Atomic int stop;
   _Alignas(CACHE_LINE) _Atomic int sleepers;
@@ -165,6 +167,18 @@ static void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
+/* A scheduler that wakes a worker on its waker's processor leaves it waiting there for milliseconds, behind a caller
+ * that does not sleep, while another processor is idle. So workers keep off the caller's. */
+static void spread(tvmx_pool* pool) {
+  int cpu = sched_getcpu();
+  if (cpu == pool->avoided || cpu < 0 || cpu >= CPU_SETSIZE) return;
+  cpu_set_t others = pool->allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  pool->avoided = cpu;
+  for (int i = 1; i < pool->threads; i++) pthread_setaffinity_np(pool->workers[i].thread, sizeof others, &others);
+}
+
 EXPORT tvmx_pool* tvmx_pool_new(int threads, const int* cpus) {
   if (threads < 1) threads = 1;
   tvmx_pool* pool = aligned_alloc(CACHE_LINE, sizeof(tvmx_pool));
@@ -178,6 +192,7 @@ EXPORT tvmx_pool* tvmx_pool_new(int threads, const int* cpus) {
   memset(workers, 0, sizeof(worker) * (size_t)threads);
   pool->threads = threads;
   pool->workers = workers;
+  pool->avoided = threads == 1 || cpus || sched_getaffinity(0, sizeof pool->allowed, &pool->allowed) ? -2 : -1;
   for (int i = 1; i < threads; i++) {
     workers[i].pool = pool;
     workers[i].index = i;
@@ -202,9 +217,11 @@ EXPORT tvmx_pool* tvmx_pool_enter(tvmx_pool* pool) {
 }
 
 /* Sleepers take microseconds to wake: called before the first kernel, so that the first parallel one finds them
- * spinning. */
+ * spinning, on processors of their own. */
 void tvmx_pool_rouse(tvmx_pool* pool) {
-  if (pool && atomic_load_explicit(&pool->sleepers, memory_order_relaxed))
+  if (!pool) return;
+  if (pool->avoided != -2) spread(pool);
+  if (atomic_load_explicit(&pool->sleepers, memory_order_relaxed))
     futex_wake(&pool->round, pool->threads);
 }
 
