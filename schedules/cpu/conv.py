@@ -78,10 +78,10 @@ def conv2d_1x1(sch: Any, target: Target) -> None:
         flatten_rows(sch, stage.before)
     m0, m1, m2 = perfect(sch, m, [mo, positions // rows // mo, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)
-    ov, ol = sch.split(oi, [None, lanes])
-    sch.reorder(m0, o0, o1, m1, k, m2, ov, ol)
+    sch.reorder(m0, o0, o1, m1, k, m2, oi)
     outer = sch.fuse(m0, o0)
     sch.reverse_compute_at(last, m1, preserve_unit_loops=True)
+    sch.split(oi, [None, lanes])  # after `last` has its place: a tile that lanes do not divide is rounded up here
     if not detached:
         sch.set_scope(conv, 0, "local")
     if stage.before is not None:
@@ -126,10 +126,10 @@ def conv2d(sch: Any, target: Target) -> None:
     h0, h1 = perfect(sch, h, [ho, height // ho])
     w0, w1 = perfect(sch, w, [width // rows, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)
-    ov, ol = sch.split(oi, [None, lanes])
-    sch.reorder(n, h0, o0, o1, h1, w0, kh, kw, k, w1, ov, ol)
+    sch.reorder(n, h0, o0, o1, h1, w0, kh, kw, k, w1, oi)
     outer = sch.fuse(n, h0, o0)
     sch.reverse_compute_at(last, w0, preserve_unit_loops=True)
+    sch.split(oi, [None, lanes])
     if not detached:
         sch.set_scope(conv, 0, "local")
     if stage.before is not None:
@@ -166,11 +166,11 @@ def conv2d_symbolic(sch: Any, target: Target) -> None:
         last = sch.cache_write(conv, 0, "local")
     w0, w1 = sch.split(w, [None, rows])
     o1, oi = sch.split(o, [None, panel])
-    ov, ol = sch.split(oi, [None, lanes])
     order = [o1, n, h] if weight_bytes > target.l2_bytes // 2 else [n, h, o1]
-    sch.reorder(*order, w0, kh, kw, k, w1, ov, ol)
+    sch.reorder(*order, w0, kh, kw, k, w1, oi)
     outer = sch.fuse(n, h)
     sch.reverse_compute_at(last, w0, preserve_unit_loops=True)
+    sch.split(oi, [None, lanes])
     if not detached:
         sch.set_scope(conv, 0, "local")
     if stage.before is not None:

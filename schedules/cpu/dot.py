@@ -50,16 +50,15 @@ def dot_matmul(sch: Any, target: Target) -> None:
     flatten_sink(sch, sink, anchor)
     m0, m1, m2 = perfect(sch, m, [mo, tiles // mo, rows])
     j0, j1, j2 = perfect(sch, j, [po, panels // po, panel], innermost=panel)
-    jv, jl = sch.split(j2, [None, tile_of_panel(panel, target)[1]])
-    sch.reorder(g, m0, j0, j1, m1, k, m2, jv, jl, ki)
+    sch.reorder(g, m0, j0, j1, m1, k, m2, j2, ki)
     outer = [g, m0, j0]
     if "pack_b" in packs:
         _before(sch, packs["pack_b"], g if whole else None, threads)
     outer_loop = sch.fuse(m0, j0) if whole else sch.fuse(*outer)
-    _finish(sch, block, sink, m1, outer_loop, packs.get("pack"), k, jl, target)
+    lane = _finish(sch, block, sink, m1, outer_loop, packs.get("pack"), j2, tile_of_panel(panel, target)[1], target)
     if threads > 1:
         sch.parallel(g if whole else outer_loop)
-    _tensorize(sch, block, k, jl, anchor, target)
+    _tensorize(sch, block, k, lane, anchor, target)
 
 
 @schedule_rule(
@@ -98,13 +97,13 @@ def dot_conv(sch: Any, target: Target) -> None:
     h0, h1 = perfect(sch, h, [ho, height // ho])
     w0, w1 = perfect(sch, w, [width // rows, rows])
     o0, o1, oi = perfect(sch, o, [po, panels // po, panel], innermost=panel)
-    ov, ol = sch.split(oi, [None, tile_of_panel(panel, target)[1]])
-    sch.reorder(n, h0, o0, o1, h1, w0, kh, kw, k, w1, ov, ol, ki)
+    sch.reorder(n, h0, o0, o1, h1, w0, kh, kw, k, w1, oi, ki)
     outer = sch.fuse(n, h0, o0)
-    _finish(sch, block, sink, w0, outer, packs.get("pack"), kh, ol, target, local=not detached)
+    lanes = tile_of_panel(panel, target)[1]
+    lane = _finish(sch, block, sink, w0, outer, packs.get("pack"), oi, lanes, target, local=not detached)
     if parallel:
         sch.parallel(outer)
-    _tensorize(sch, block, kh, ol, anchor, target)
+    _tensorize(sch, block, kh, lane, anchor, target)
 
 
 def _finish(
@@ -114,19 +113,19 @@ def _finish(
     tile: Any,
     outer: Any,
     pack: Info | None,
-    reduction: Any,
-    lane: Any,
+    panel: Any,
+    lanes: int,
     target: Target,
     local: bool = True,
-) -> None:
-    """Epilogue at the tile, packing at the outer loop, unrolled rows and vectors."""
+) -> Any:
+    """Epilogue at the tile, packing at the outer loop, unrolled rows and vectors. Returns the loop over lanes."""
     sch.reverse_compute_at(sink.rv, tile, preserve_unit_loops=True)
+    _, lane = sch.split(panel, [None, lanes])  # only now: a panel that lanes do not divide is rounded up here
     if local:
         sch.set_scope(block, 0, "local")
     if pack is not None:
         sch.compute_at(pack.rv, outer, preserve_unit_loops=True)
         _copy_channels(sch, pack, target)
-    lanes = int(sch.get(lane).extent)
     loops = sch.get_loops(sink.rv)
     columns, rows = loops[-1], loops[-2]
     split = vectorize_loop(sch, columns, lanes)
@@ -134,6 +133,7 @@ def _finish(
         sch.unroll(split[0])
     if as_int(sch.get(rows).extent) is not None:
         sch.unroll(rows)
+    return lane
 
 
 def _tensorize(sch: Any, block: Any, reduction: Any, lane: Any, anchor: Info, target: Target) -> None:

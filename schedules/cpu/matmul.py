@@ -52,10 +52,10 @@ def matmul(sch: Any, target: Target) -> None:
     else:
         m0, m1, m2 = perfect(sch, m, [row_chunks, tiles // row_chunks, rows])
     j0, j1, j2 = perfect(sch, j, [panel_chunks, panels // panel_chunks, panel], innermost=panel)
-    jv, jl = sch.split(j2, [None, lanes])
     outer = [l for l in (g, m0, j0) if l is not None]
-    sch.reorder(*outer, m1, j1, k, m2, jv, jl)
+    sch.reorder(*outer, m1, j1, k, m2, j2)
     sch.reverse_compute_at(sink.rv, j1, preserve_unit_loops=True)
+    sch.split(j2, [None, lanes])  # after the sink has its place: a tile that lanes do not divide is rounded up here
     sch.set_scope(block, 0, "local")
     in_group = "pack_b" in packs and ((threads == 1 and groups != 1) or groups is None or groups >= 4 * threads)
     if "pack_b" in packs:

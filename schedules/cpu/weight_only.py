@@ -44,9 +44,9 @@ def weight_only(sch: Any, target: Target) -> None:
     flatten_sink(sch, sink, anchor)
     m1, m2 = perfect(sch, m, [height // rows, rows])
     j1, j2 = perfect(sch, j, [width // panel, panel], innermost=panel)
-    jv, jl = sch.split(j2, [None, lanes])
-    sch.reorder(g, j1, m1, k, m2, jv, jl)
+    sch.reorder(g, j1, m1, k, m2, j2)
     sch.reverse_compute_at(sink.rv, m1, preserve_unit_loops=True)
+    sch.split(j2, [None, lanes])  # after the sink has its place: a tile that lanes do not divide is rounded up here
     sch.set_scope(block, 0, "local")
     unpack = sch.get_sblock("unpack_b")
     if height == rows:

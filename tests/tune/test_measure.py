@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from tvm.script import tirx as T
 from tests.tune.helpers import matmul
 from tvmx.compat import fast_stack
 from tvmx.errors import ConfigError, TuneError
+from tvmx.pipeline import run_phases
+from tvmx.schedule import apply_default
 from tvmx.target import Target
 from tvmx.tune.measure import Built, MeasureConfig, Measurer, signature
 from tvmx.tune.runner import Packed, aligned, difference, numpy_dtype, random_array
+from tvmx.tune.space import spaces_for
+from tvmx.tune.task import Task, extract_tasks
 
 INF = float("inf")
 
@@ -43,6 +48,13 @@ with fast_stack():
             with T.sblock("copy"):
                 v = T.axis.spatial(15, i)
                 B[v] = A[v]
+
+    @T.prim_func(s_tir=True)
+    def overlaps(A: T.Buffer((16,), "float32"), B: T.Buffer((16,), "float32")):
+        for task in T.parallel(4):  # each writes the next one's first element too, which the next one mends in time
+            for i in range(5):
+                if task * 4 + i < 16:
+                    B[task * 4 + i] = T.if_then_else(i < 4, A[task * 4 + i], T.float32(-7))
 
     @T.prim_func(s_tir=True)
     def aborts(A: T.Buffer((16,), "float32"), B: T.Buffer((16,), "float32")):
@@ -115,6 +127,44 @@ def test_failures_are_told_apart(measurer: Measurer, reference: Built, func: Any
 def test_compare_finds_a_wrong_output(measurer: Measurer, reference: Built) -> None:
     wrong = measurer.build([twice])[0]
     assert measurer.compare(copy, [reference, wrong], seed=1).status == "WRONG_OUTPUT"
+
+
+def test_tasks_that_overlap_are_found_each_time(target: Target) -> None:
+    with Measurer(replace(target, threads=2), MeasureConfig(builders=1, repeat=1)) as measurer:
+        reference = measurer.build([copy])[0]
+        for _ in range(5):
+            got, error = outcome(measurer, reference, overlaps)
+            assert got == "WRONG_OUTPUT", error
+
+
+@pytest.mark.parametrize("rows", [32, 40])
+def test_tiles_that_the_lanes_do_not_divide_are_right(target: Target, rows: int) -> None:
+    """Such tiles are drawn: the epilogue of a parallel task must keep to its own columns."""
+    two = replace(target, threads=2)
+    func = next(t.func for t in extract_tasks(product(rows, 48, 1024, two)))
+    (space,) = [s for s in spaces_for(Task("matmul", "", func, 1, 1), two) if s.name == "cpu.matmul"]
+    *others, tile = space.given
+    with Measurer(two, MeasureConfig(builders=1, repeat=1)) as measurer:
+        reference = measurer.build([apply_default(func, two).func])[0]
+        for columns in (12, 24):
+            candidate = space.candidate([*others, [48 // columns, 1, columns]])
+            built = measurer.build([candidate.func])[0]
+            assert measurer.trial(func, reference, built, INF).status == "OK"
+
+
+def product(rows: int, columns: int, depth: int, target: Target) -> Any:
+    """relu(x · constant) after all phases."""
+    from tvm import relax
+
+    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
+    weight = relax.const(np.ones((depth, columns), np.float32))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(x, weight))))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return run_phases(builder.get(), target)
 
 
 def test_build_timeout(target: Target) -> None:

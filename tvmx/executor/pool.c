@@ -19,6 +19,7 @@
 #define CACHE_LINE 64
 /* A worker spins this long for its next task before it sleeps: about the gap between two parallel kernels. */
 #define SPIN_NS 40000
+#define MANY_TASKS 1024
 
 typedef struct {
   void* sync_handle;
@@ -46,6 +47,7 @@ struct tvmx_pool {
   parallel_fn fn;
   void* data;
   int tasks, lanes;
+  int backwards; /* see tvmx_pool_backwards */
   cpu_set_t allowed; /* the processors of the thread that made the pool */
   int avoided;       /* the processor that the workers keep off, -1: none yet, -2: they are pinned or have no choice */
   _Alignas(CACHE_LINE) _Atomic uint32_t round; /* a new value is a new launch, or the end */
@@ -216,6 +218,10 @@ EXPORT tvmx_pool* tvmx_pool_enter(tvmx_pool* pool) {
   return before;
 }
 
+/* From now on the tasks of each launch, cut as small as can be, run on the caller alone, the last one first. Tasks that
+ * write into each other's part give other outputs than forwards, every time and not only when threads collide. */
+EXPORT void tvmx_pool_backwards(tvmx_pool* pool) { pool->backwards = 1; }
+
 /* Sleepers take microseconds to wake: called before the first kernel, so that the first parallel one finds them
  * spinning, on processors of their own. */
 void tvmx_pool_rouse(tvmx_pool* pool) {
@@ -234,6 +240,12 @@ EXPORT int64_t tvmx_pool_scratch(const tvmx_pool* pool) {
 static int launch(parallel_fn fn, void* data, int tasks) {
   tvmx_pool* pool = current_pool;
   int threads = pool ? pool->threads : 1;
+  if (pool && pool->backwards) {
+    group_env env = {NULL, tasks > 0 ? tasks : MANY_TASKS};
+    for (int task = env.num_task - 1; task >= 0; task--)
+      if (fn(task, &env, data)) return -1;
+    return 0;
+  }
   if (tasks <= 0) tasks = threads;
   if (threads == 1 || tasks == 1 || inside_parallel) {
     group_env env = {NULL, tasks};

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ class Kernel:
         self.function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
         self.result = _Any()
         self.library.tvmx_pool_new.restype = ctypes.c_void_p
-        self.library.tvmx_pool_enter.argtypes = self.library.tvmx_pool_free.argtypes = (ctypes.c_void_p,)
+        for name in ("enter", "free", "backwards"):
+            getattr(self.library, f"tvmx_pool_{name}").argtypes = (ctypes.c_void_p,)
         self.library.tvmx_last_error.restype = ctypes.c_char_p
         self.pool = self.library.tvmx_pool_new(ctypes.c_int(threads), None)
         if not self.pool:
@@ -66,6 +68,19 @@ class Kernel:
     def __call__(self, packed: Packed) -> None:
         if self.function(None, packed.address, packed.count, ctypes.addressof(self.result)):
             raise RunError((self.library.tvmx_last_error() or b"it returned an error").decode(errors="replace"))
+
+    def run_backwards(self, packed: Packed) -> None:
+        """Call it with the parallel tasks one by one from the last to the first, which shows tasks that overlap."""
+        pool = self.library.tvmx_pool_new(ctypes.c_int(1), None)
+        if not pool:
+            raise RunError("cannot make a pool")
+        self.library.tvmx_pool_backwards(pool)
+        self.library.tvmx_pool_enter(pool)
+        try:
+            self(packed)
+        finally:
+            self.library.tvmx_pool_enter(self.pool)
+            self.library.tvmx_pool_free(pool)
 
     def close(self) -> None:
         self.library.tvmx_pool_enter(None)
@@ -190,18 +205,21 @@ class Bench:
         finally:
             kernel.close()
 
-    def outputs_of(self, kernel: Kernel) -> list[np.ndarray]:
+    def outputs_of(self, run: Callable[[Packed], None]) -> list[np.ndarray]:
         for o in self.outputs:
             self.sets[0].arrays[o].reshape(-1).view(np.uint8).fill(0x5A)  # what the kernel does not write is wrong
-        kernel(self.sets[0])
+        run(self.sets[0])
         return [self.sets[0].arrays[o].copy() for o in self.outputs]
 
     def check(self, kernel: Kernel) -> str:
         """Why a kernel's outputs differ from the reference's; empty when they do not."""
-        for got, want, o in zip(self.outputs_of(kernel), self.expected, self.outputs):
-            wrong = difference(got, want, self.dtypes[o])
-            if wrong:
-                return wrong
+        runs: list[tuple[str, Callable[[Packed], None]]] = [("", kernel)]
+        if self.threads > 1:
+            runs.append(("tasks overlap: ", kernel.run_backwards))
+        for prefix, run in runs:
+            for got, want, o in zip(self.outputs_of(run), self.expected, self.outputs):
+                if wrong := difference(got, want, self.dtypes[o]):
+                    return prefix + wrong
         return ""
 
     def sample(self, kernel: Kernel, calls: int) -> float:
