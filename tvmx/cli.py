@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--log", help="tuning log folder, made if absent")
     sub.add_argument("--max-trials", type=int, help="candidates to measure in all")
     sub.add_argument("--time-budget-s", type=float, help="seconds to spend")
+    sub.add_argument("--offline", metavar="BUNDLE", help="build candidates into a folder or .tar, to measure elsewhere")
+    sub.add_argument("--rpc", metavar="HOST:PORT", help="measure on the machine where a measuring server listens")
+    sub.add_argument("--key-file", metavar="FILE", help="with --rpc: the secret that both sides know")
     _precision_arguments(sub)
 
     sub = command("run", _run, "run a .so on .npy/.npz inputs (random where none is given)")
@@ -261,6 +264,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     from tvmx.config import TuneConfig, load_toml
 
     config = load_toml(TuneConfig, arguments.config, "tune") if arguments.config else TuneConfig()
+    if arguments.offline or arguments.rpc:
+        return _tune_elsewhere(arguments, config)
     report = api.tune(
         arguments.model,
         target=arguments.target,
@@ -276,6 +281,42 @@ def _tune(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(report.to_json()) if arguments.json else report)
     return 130 if report.interrupted else 0
+
+
+def _tune_elsewhere(arguments: argparse.Namespace, config: Any) -> int:
+    from tvmx.target import resolve
+    from tvmx.tune import tune
+    from tvmx.tune.from_model import tasks_of
+    from tvmx.tune.offline import write_bundle
+    from tvmx.tune.rpc import RemoteRunner
+    from tvmx.tune.rpc_server import read_key
+
+    if arguments.offline and arguments.rpc:
+        raise ConfigError("give --offline or --rpc, not both")
+    flags = {"max_trials": arguments.max_trials, "time_budget_s": arguments.time_budget_s, "log": arguments.log}
+    config = dataclasses.replace(config, **{k: v for k, v in flags.items() if v is not None})
+    target = resolve(
+        arguments.target if arguments.target != "native" else config.target, arguments.threads or config.threads
+    )
+    runner = RemoteRunner(arguments.rpc, read_key(_path(arguments.key_file))) if arguments.rpc else None
+    if runner is not None:
+        runner.start()  # before anything long begins
+    tasks = tasks_of(
+        arguments.model, target, _shapes(arguments), _constants(arguments), arguments.precision, arguments.prefer
+    )
+    options = {"max_trials": config.max_trials, "time_budget_s": config.time_budget_s, "seed": config.seed}
+    if runner is None:
+        say = None if arguments.json else lambda line: print(line, file=sys.stderr, flush=True)
+        bundle = write_bundle(tasks, target, arguments.offline, progress=say, **options)
+        print(json.dumps(bundle.to_json()) if arguments.json else bundle)
+        return 0
+    report = tune(tasks, target, config.log, runner=runner, **options)
+    print(json.dumps(report.to_json()) if arguments.json else report)
+    return 130 if report.interrupted else 0
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text is not None else None
 
 
 def _open(arguments: argparse.Namespace) -> tuple[Any, dict[str, np.ndarray]]:

@@ -13,7 +13,7 @@ banks. `tvmx.passes.legalize.gemm_te` writes the blocks and chooses the default 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, as_int, inspect, leaves
@@ -21,6 +21,7 @@ from tvmx_schedules.cpu.matmul import flatten_sink
 from tvmx_schedules.cuda import intrinsics
 from tvmx_schedules.cuda.intrinsics import SHARED, Intrinsics
 
+from tvmx.passes.legalize.gemm_model import Tile
 from tvmx.schedule import Workload, schedule_rule
 from tvmx.target import Target
 
@@ -109,6 +110,19 @@ def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asyn
         sch.annotate(k0, "software_pipeline_order", [0, 1, 2])
         if asynchronous and all(wide):
             sch.annotate(k0, "software_pipeline_async_stages", [0])
+
+
+def tile_of(decisions: Sequence[Any], step: int) -> Tile:
+    """The tile that these decisions of `schedule_gemm` make; `step` is k of one matrix instruction.
+
+    Raises ValueError for decisions of something else.
+    """
+    try:
+        (_, i2, i1), (_, _, j1, j2), (_, k1), *rest = decisions
+        stages = int(rest[0]) + 2 if rest else 1
+    except (TypeError, ValueError):
+        raise ValueError(f"not the decisions of a matrix product: {decisions}") from None
+    return Tile(16 * i1 * i2, 16 * j1 * j2, k1 * step, i1, j1, stages)
 
 
 def inline_around(sch: Any) -> Info:

@@ -20,7 +20,8 @@ from tvmx.pipeline import run_phases
 from tvmx.schedule import apply_default
 from tvmx.target import Target
 from tvmx.tune.measure import Built, MeasureConfig, Measurer, signature
-from tvmx.tune.runner import Packed, aligned, difference, numpy_dtype, random_array
+from tvmx.tune.run_arrays import aligned, difference, random_array
+from tvmx.tune.run_cpu import Packed
 from tvmx.tune.space import spaces_for
 from tvmx.tune.task import Task, extract_tasks
 
@@ -185,7 +186,7 @@ def test_parallel_kernels_run_with_the_targets_threads(tmp_path: Path, target: T
     """A parallel loop writes each iteration's number of tasks: with n threads the work is cut into n tasks."""
     import dataclasses
 
-    from tvmx.tune.runner import Kernel
+    from tvmx.tune.run_cpu import Kernel
 
     n = 1 << 12
     a = te.placeholder((n,), name="a")
@@ -207,7 +208,7 @@ def test_parallel_kernels_run_with_the_targets_threads(tmp_path: Path, target: T
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"])
 @pytest.mark.parametrize("shape", [(), (3, 5)])
 def test_arrays_are_aligned_and_packed(dtype: str, shape: tuple[int, ...]) -> None:
-    array = random_array(np.random.default_rng(0), shape, numpy_dtype(dtype), positive=False)
+    array = random_array(np.random.default_rng(0), shape, dtype, positive=False)
     assert array.ctypes.data % 64 == 0
     packed = Packed([array], [dtype])
     assert packed.tensors[0].bits == 8 * array.itemsize

@@ -22,6 +22,8 @@ from tvmx.target import Target
 from tvmx.tune.record import (
     CONFIRMED,
     FORMAT,
+    AnyRecord,
+    Prediction,
     Trial,
     Verdict,
     from_json,
@@ -60,11 +62,11 @@ class TuningLog:
     def __init__(self, folder: str | Path, readonly: bool = False) -> None:
         self.folder = Path(folder)
         self.readonly = readonly
-        self.records: list[Trial | Verdict] = []
+        self.records: list[AnyRecord] = []
         self.damage: list[Damage] = []
         self._encoded: dict[str, tuple[str, str]] = {}  # workload → (task, text)
         self._decoded: dict[str, Any] = {}
-        self._by_key: dict[Key, list[Trial | Verdict]] = {}
+        self._by_key: dict[Key, list[AnyRecord]] = {}
         if self.folder.exists() and not self.folder.is_dir():
             raise TuneError(f"the tuning log {self.folder} is not a folder; give a folder, made if absent")
         try:
@@ -125,6 +127,10 @@ class TuningLog:
         """Every winner that was measured against the default, oldest first."""
         return [r for r in self._by_key.get((workload, target_key(target)), []) if isinstance(r, Verdict)]
 
+    def predictions(self, workload: str, target: Target) -> list[Prediction]:
+        """What a model expects of candidates that were not measured, oldest first."""
+        return [r for r in self._by_key.get((workload, target_key(target)), []) if isinstance(r, Prediction)]
+
     def workload(self, workload: str) -> Any:
         """The stored, unscheduled PrimFunc, or None where it is missing or damaged."""
         if workload not in self._decoded:
@@ -162,7 +168,7 @@ class TuningLog:
         """The stored workloads, as `add_encoded` takes them."""
         return dict(self._encoded)
 
-    def append(self, records: Sequence[Trial | Verdict]) -> None:
+    def append(self, records: Sequence[AnyRecord]) -> None:
         """Write records at once. Raises TuneError when the disk refuses."""
         self._append(RECORDS, [to_json(r) for r in records])
         for record in records:
@@ -178,7 +184,7 @@ class TuningLog:
                 f"cannot write the tuning log {self.folder}: {error}; give a folder you may write"
             ) from None
 
-    def rewrite(self, select: Callable[[list[Trial | Verdict]], list[Trial | Verdict]]) -> None:
+    def rewrite(self, select: Callable[[list[AnyRecord]], list[AnyRecord]]) -> None:
         """Keep what `select` returns of the records now on disk, and the workloads that they name.
 
         Each file is replaced atomically. Raises TuneError when the disk refuses.
@@ -250,7 +256,7 @@ class TuningLog:
                 continue
             yield number, obj
 
-    def _index(self, record: Trial | Verdict) -> None:
+    def _index(self, record: AnyRecord) -> None:
         key = (record.workload, target_key(target_from_json(record.target)))
         self._by_key.setdefault(key, []).append(record)
         self.records.append(record)

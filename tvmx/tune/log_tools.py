@@ -13,7 +13,17 @@ from tvmx.report.files import write_text
 from tvmx.target import Target, resolve
 from tvmx.tune.log import TuningLog
 from tvmx.tune.lookup import open_logs
-from tvmx.tune.record import CONFIRMED, Trial, Verdict, target_from_json, target_key, target_to_json, to_json
+from tvmx.tune.record import (
+    CONFIRMED,
+    AnyRecord,
+    Prediction,
+    Trial,
+    Verdict,
+    target_from_json,
+    target_key,
+    target_to_json,
+    to_json,
+)
 from tvmx.tune.workload import canonical, workload_hash
 
 MS_WORKLOADS, MS_RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -27,7 +37,7 @@ def run_action(action: str, folders: Sequence[Path]) -> dict[str, Any]:
         "prune": (1, prune),
         "merge": (2, lambda *paths: merge(paths[:-1], paths[-1])),
         "export": (2, export_metaschedule),
-        "import": (2, import_metaschedule),
+        "import": (2, import_any),
     }
     if action not in actions:
         raise TuneError(f"unknown action {action!r}; use one of {', '.join(actions)}")
@@ -40,7 +50,7 @@ def run_action(action: str, folders: Sequence[Path]) -> dict[str, Any]:
 def show(folder: Path) -> dict[str, Any]:
     """How many records of each kind and status, for which targets, and which lines are damaged."""
     log = _open(folder)
-    kinds = Counter(("trial " if isinstance(r, Trial) else "verdict ") + r.status for r in log.records)
+    kinds = Counter(f"{to_json(r)['kind']} {r.status}" for r in log.records)
     targets = Counter(_target_name(r) for r in log.records)
     return {
         "workloads": len(log.workloads),
@@ -85,7 +95,7 @@ def prune(folder: Path, keep_trials: int = 0) -> dict[str, Any]:
     log = _open(folder, readonly=False)
     before = len(log.records)
 
-    def select(records: list[Trial | Verdict]) -> list[Trial | Verdict]:
+    def select(records: list[AnyRecord]) -> list[AnyRecord]:
         kept: set[int] = {id(r) for r in _winners(records)}
         trials: dict[Any, list[Trial]] = {}
         for record in records:
@@ -113,7 +123,8 @@ def export_metaschedule(folder: Path, destination: Path) -> dict[str, Any]:
     workloads, lines = [], []
     skipped = 0
     for record in log.records:
-        func = log.workload(record.workload) if record.run_s else None
+        measured = not isinstance(record, Prediction) and record.run_s
+        func = log.workload(record.workload) if measured else None
         if func is None:
             skipped += 1
             continue
@@ -122,12 +133,24 @@ def export_metaschedule(folder: Path, destination: Path) -> dict[str, Any]:
             workloads.append(database.Workload(tvm.IRModule({"main": func})).as_json())
         target = target_from_json(record.target).tvm()
         arguments = [a.as_json() for a in arg_info.ArgInfo.from_prim_func(func)]
+        assert not isinstance(record, Prediction)
         body = [record.trace, record.run_s, _plain(target.export()), _plain(arguments)]
         lines.append([index[record.workload], body])
     destination.mkdir(parents=True, exist_ok=True)
     for name, rows in ((MS_WORKLOADS, [_plain(w) for w in workloads]), (MS_RECORDS, lines)):
         write_text(destination / name, "".join(json.dumps(r) + "\n" for r in rows))
     return {"exported": len(lines), "workloads": len(index), "not exported (failed trials)": skipped}
+
+
+def import_any(source: Path, destination: Path) -> dict[str, Any]:
+    """The results of an offline bundle (a .jsonl file), or a MetaSchedule database (a folder)."""
+    if source.is_file():
+        from tvmx.tune.offline_import import import_results
+
+        return import_results(source, destination)
+    if not source.exists():
+        raise TuneError(f"there is no {source}: give an offline bundle's results.jsonl or a MetaSchedule folder")
+    return import_metaschedule(source, destination)
 
 
 def import_metaschedule(folder: Path, destination: Path, target: str | Target = "native") -> dict[str, Any]:
@@ -184,21 +207,21 @@ def _open(folder: Path, readonly: bool = True) -> TuningLog:
     return open_logs(folder, shipped=False).logs[0] if readonly else TuningLog(folder)
 
 
-def _winners(records: Sequence[Trial | Verdict]) -> list[Verdict]:
+def _winners(records: Sequence[AnyRecord]) -> list[Verdict]:
     newest = {_key(r): r for r in records if isinstance(r, Verdict) and r.status == CONFIRMED}
     return sorted(newest.values(), key=lambda r: r.task)
 
 
-def _key(record: Trial | Verdict) -> Any:
+def _key(record: AnyRecord) -> Any:
     return record.workload, target_key(target_from_json(record.target))
 
 
-def _target_name(record: Trial | Verdict) -> str:
+def _target_name(record: AnyRecord) -> str:
     level, threads = target_key(target_from_json(record.target))
     return f"{level} {threads}t"
 
 
-def _identity(record: Trial | Verdict) -> str:
+def _identity(record: AnyRecord) -> str:
     return json.dumps(to_json(record), sort_keys=True)
 
 

@@ -6,13 +6,14 @@ exactly `target.threads` threads.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -58,6 +59,7 @@ class Built:
     path: Path | None
     status: str = "OK"
     error: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)  # the CUDA compiler's figures
 
     def delete(self) -> None:
         """Remove the library's file."""
@@ -77,23 +79,31 @@ class Outcome:
 class Measurer:
     """The worker processes and the folder for compiled candidates. Use as a context manager.
 
-    Raises TuneError when the C compiler is missing or a worker does not start.
+    `device` is what candidates run on: "cpu", "cuda:0", or None to build only. `runner` stands in for the process
+    that runs them, such as a remote one. Raises TuneError when the C compiler is missing or a worker does not start.
     """
 
-    def __init__(self, target: Target, config: MeasureConfig | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: MeasureConfig | None = None,
+        device: str | None = "cpu",
+        runner: Any = None,
+    ) -> None:
         self.target = target
+        self.device = device
         self.config = config or MeasureConfig()
         self._folder = Path(tempfile.mkdtemp(prefix="tvmx-tune-"))
         self._count = 0
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = self.config.builders or min(4, cores)
         self._builders = [Worker("tvmx.tune.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(count)]
-        self._runner = Worker("tvmx.tune.runner", {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+        self._runner = runner or Worker("tvmx.tune.runner", {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
         # A worker dies with the thread that started it, so these threads live as long as the workers.
         self._threads = ThreadPoolExecutor(count)
         try:
             self._pool = self._compile_pool()
-            for worker in (*self._builders, self._runner):
+            for worker in (*self._builders, *([self._runner] if device is not None else [])):
                 worker.start()
         except BaseException:
             self.close()
@@ -112,15 +122,19 @@ class Measurer:
             text, path = job
             worker = idle.pop()  # as many threads as workers: one is idle
             try:
-                request = {"func": text, "target": self.target.tvm_dict(), "output": str(path)}
-                answer = worker.request({**request, "addons": [str(self._pool)]}, self.config.build_timeout_s)
+                request: dict[str, Any] = {"func": text, "target": self.target.tvm_dict(), "output": str(path)}
+                gpu = asdict(self.target.gpu) if self.target.gpu is not None else None
+                request |= {"addons": [str(self._pool)], "gpu": gpu}
+                answer = worker.request(request, self.config.build_timeout_s)
             except WorkerTimeout as error:
                 return Built(None, "BUILD_TIMEOUT", str(error))
             except WorkerCrash as error:
                 return Built(None, "BUILD_CRASH", str(error))
             finally:
                 idle.append(worker)
-            return Built(None, "BUILD_ERROR", answer["error"]) if answer["error"] else Built(path)
+            if answer["error"]:
+                return Built(None, "BUILD_ERROR", answer["error"])
+            return Built(path, facts=answer.get("facts") or {})
 
         builds = list(self._threads.map(one, [(_save(f), self._path()) for f in funcs]))
         if any(b.status == "BUILD_ERROR" for b in builds) and shutil.disk_usage(self._folder).free < FULL_BYTES:
@@ -128,10 +142,27 @@ class Measurer:
             raise TuneError(f"the disk of {self._folder} is full; make room there, or set TMPDIR to another folder")
         return builds
 
+    def build_plain(self, func: Any, target: Target, output: Path) -> str:
+        """Compile a PrimFunc as it is for a CPU `target`, as a library that runs there. Returns why not, or nothing."""
+        request = {"func": _save(func), "target": target.tvm_dict(), "output": str(output), "addons": [str(self._pool)]}
+        try:
+            return str(self._builders[0].request(request, self.config.build_timeout_s)["error"])
+        except (WorkerTimeout, WorkerCrash) as error:
+            return str(error)
+
+    def facts(self) -> dict[str, Any]:
+        """What the device is: its `name`, and `sm` of a GPU. Raises TuneError where there is none."""
+        answer = self._run({"op": "facts", "device": self.device or "cpu"}, 60.0)
+        if answer["status"] != "OK":
+            raise TuneError(str(answer["error"]))
+        found: dict[str, Any] = answer["facts"]
+        return found
+
     def trial(self, func: Any, reference: Built, built: Built, give_up_s: float, seed: int = 0) -> Outcome:
         """Run one build of `func` once against `reference`, then time it unless it takes over `give_up_s`."""
         assert built.path is not None
-        request = {"op": "trial", "path": str(built.path), "give_up_s": give_up_s}
+        limit = give_up_s if math.isfinite(give_up_s) else None
+        request = {"op": "trial", "path": str(built.path), "give_up_s": limit}
         outcome = self._run({**request, "spec": self._spec(func, reference, seed)}, self.config.run_timeout_s)
         return Outcome(outcome["status"], (tuple(outcome["samples"]),), outcome["error"])
 
@@ -178,7 +209,8 @@ class Measurer:
             "repeat": self.config.repeat * self._finer(),
             "min_repeat_s": self.config.min_repeat_ms * 1e-3 / self._finer(),
             "cache": self.config.cache,
-            "rotate_bytes": 4 * self.target.l2_bytes,
+            "rotate_bytes": rotate_bytes(self.target),
+            "device": self.device or "cpu",
         }
 
     def _finer(self) -> int:
@@ -203,6 +235,11 @@ class Measurer:
         except subprocess.CalledProcessError as error:
             raise TuneError(f"{compiler} cannot compile {source}:\n{error.stderr}") from None
         return output
+
+
+def rotate_bytes(target: Target) -> int:
+    """Arguments that no cache below the last one holds: what a network's other kernels leave of a kernel's own."""
+    return 2 * target.gpu.l2_bytes if target.gpu is not None else 4 * target.l2_bytes
 
 
 def signature(func: Any) -> tuple[list[list[Any]], list[int]]:

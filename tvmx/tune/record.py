@@ -9,10 +9,11 @@ import importlib.metadata
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from tvmx.errors import ConfigError
 from tvmx.target import _LLVM_ARM, _LLVM_X86, Gpu, Target, cpu_model, detect_host
+from tvmx.tune.judge import robust_seconds
 
 FORMAT = 1
 
@@ -26,7 +27,7 @@ STATUSES = (
     "RUN_CRASH",
     "WRONG_OUTPUT",
 )
-CONFIRMED, REJECTED = "CONFIRMED", "REJECTED"
+CONFIRMED, REJECTED, PREDICTED = "CONFIRMED", "REJECTED", "PREDICTED"
 
 
 @functools.cache
@@ -123,16 +124,36 @@ class Verdict(Record):
         return robust_seconds(self.default_s) / robust_seconds(self.run_s)
 
 
-R = TypeVar("R", Trial, Verdict)
-_KINDS: dict[str, type[Trial] | type[Verdict]] = {"trial": Trial, "verdict": Verdict}
+@dataclass(frozen=True)
+class Prediction(Record):
+    """A candidate that no device has run: a model's estimate. Never counted among trials, never a winner.
+
+    `facts` are the compiler's: registers, spills, shared memory, resident blocks.
+    """
+
+    decisions: list[Any] = field(default_factory=list)
+    predicted_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    default: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.status != PREDICTED:
+            raise ValueError(f"unknown status {self.status!r}")
+        _check_seconds([self.predicted_s])
 
 
-def to_json(record: Trial | Verdict) -> dict[str, Any]:
+AnyRecord = Trial | Verdict | Prediction
+_KINDS: dict[str, type[AnyRecord]] = {"trial": Trial, "verdict": Verdict, "prediction": Prediction}
+
+
+def to_json(record: AnyRecord) -> dict[str, Any]:
     """A record as a JSON object: `kind`, then the dataclass' fields."""
-    return {"kind": "trial" if isinstance(record, Trial) else "verdict", **dataclasses.asdict(record)}
+    kind = next(name for name, cls in _KINDS.items() if isinstance(record, cls))
+    return {"kind": kind, **dataclasses.asdict(record)}
 
 
-def from_json(obj: Any) -> Trial | Verdict:
+def from_json(obj: Any) -> AnyRecord:
     """The record in a parsed line; fields it does not know are ignored. Raises ValueError for any other line."""
     if not isinstance(obj, dict) or obj.get("kind") not in _KINDS:
         raise ValueError("not a record")
@@ -149,11 +170,6 @@ def from_json(obj: Any) -> Trial | Verdict:
 def _check_seconds(samples: list[float]) -> None:
     if not isinstance(samples, list) or not all(isinstance(s, (int, float)) and 0 < s < math.inf for s in samples):
         raise ValueError("samples must be positive seconds")
-
-
-def robust_seconds(samples: list[float]) -> float:
-    """Low quintile of many short samples: what a kernel takes while nothing else disturbs it."""
-    return sorted(samples)[len(samples) // 5]
 
 
 def target_to_json(target: Target) -> dict[str, Any]:

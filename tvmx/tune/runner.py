@@ -1,11 +1,12 @@
-"""Worker that times compiled kernels. Loads numpy and the kernel's own library only, so a crash costs little.
+"""Worker that checks and times compiled kernels. Loads numpy and the kernel's own library only: a crash costs little.
 
-`{"op": "trial", ...}` runs one library against a reference; `{"op": "compare", ...}` times several, interleaved.
+`{"op": "trial", ...}` runs one library against a reference; `{"op": "compare", ...}` times several, interleaved;
+`{"op": "facts", "device": ...}` says what the device is. The device is a field of the request's spec: "cpu" (default)
+or "cuda:0". Offline bundles carry this module along.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Callable
@@ -13,262 +14,174 @@ from typing import Any
 
 import numpy as np
 
+from tvmx.cuda.driver import DeviceError
+from tvmx.tune.run_arrays import TOLERANCE, aligned, difference, nbytes, numpy_dtype, random_array, widened
+from tvmx.tune.run_cpu import CpuDevice, RunError
 from tvmx.tune.worker import serve
 
-_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""Largest error, as a fraction of the reference's largest magnitude."""
 MAX_COPIES = 16
-COLD_BYTES = 64 << 20  # reading this much evicts the caches of most CPUs
+LOOK_S = 0.02  # of the sample that tells how many calls the others take
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+def open_device(name: str, threads: int = 1) -> Any:
+    """ "cpu", or "cuda:0" and so on. Raises DeviceError where that device is not there."""
+    if name == "cpu":
+        return CpuDevice(threads)
+    kind, _, ordinal = name.partition(":")
+    if kind != "cuda" or not (ordinal or "0").isdigit():
+        raise DeviceError(f"unknown device {name!r}; use cpu, cuda:0, cuda:1, ...")
+    from tvmx.tune.run_cuda import CudaDevice
 
-
-class _Any(ctypes.Structure):
-    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint64))
-
-
-_TYPE_DLTENSOR = 7  # kTVMFFIDLTensorPtr
-_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2, "bfloat": 4}
-
-
-class RunError(Exception):
-    """The kernel returned an error."""
-
-
-class Kernel:
-    """A candidate's library: its `main`, and the thread pool linked into it."""
-
-    def __init__(self, path: str, threads: int) -> None:
-        self.library = ctypes.CDLL(path)
-        self.function = self.library["__tvm_ffi_main"]
-        self.function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
-        self.result = _Any()
-        self.library.tvmx_pool_new.restype = ctypes.c_void_p
-        for name in ("enter", "free", "backwards"):
-            getattr(self.library, f"tvmx_pool_{name}").argtypes = (ctypes.c_void_p,)
-        self.library.tvmx_last_error.restype = ctypes.c_char_p
-        self.pool = self.library.tvmx_pool_new(ctypes.c_int(threads), None)
-        if not self.pool:
-            raise RunError(f"cannot start {threads} threads")
-        self.library.tvmx_pool_enter(self.pool)
-
-    def __call__(self, packed: Packed) -> None:
-        if self.function(None, packed.address, packed.count, ctypes.addressof(self.result)):
-            raise RunError((self.library.tvmx_last_error() or b"it returned an error").decode(errors="replace"))
-
-    def run_backwards(self, packed: Packed) -> None:
-        """Call it with the parallel tasks one by one from the last to the first, which shows tasks that overlap."""
-        pool = self.library.tvmx_pool_new(ctypes.c_int(1), None)
-        if not pool:
-            raise RunError("cannot make a pool")
-        self.library.tvmx_pool_backwards(pool)
-        self.library.tvmx_pool_enter(pool)
-        try:
-            self(packed)
-        finally:
-            self.library.tvmx_pool_enter(self.pool)
-            self.library.tvmx_pool_free(pool)
-
-    def close(self) -> None:
-        self.library.tvmx_pool_enter(None)
-        self.library.tvmx_pool_free(self.pool)
-
-
-class Packed:
-    """Arrays as the argument list of a packed call. Keeps what it points to alive."""
-
-    def __init__(self, arrays: list[np.ndarray], dtypes: list[str]) -> None:
-        self.arrays = arrays
-        self.tensors = []
-        for array, dtype in zip(arrays, dtypes):
-            kind = dtype.rstrip("0123456789")
-            bits = int(dtype[len(kind) :] or 8)
-            shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-            tensor = _DLTensor(array.ctypes.data, 1, 0, array.ndim, _CODES[kind], bits, 1, shape, None, 0)
-            self.tensors.append(tensor)
-        self.args = (_Any * len(arrays))(*(_Any(_TYPE_DLTENSOR, 0, ctypes.addressof(t)) for t in self.tensors))
-        self.address, self.count = ctypes.addressof(self.args), len(arrays)
-
-
-def numpy_dtype(name: str) -> Any:
-    """numpy's dtype for TVM's name, bfloat16 included."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A zeroed array whose data lies at a multiple of 64 bytes, as kernels assume."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    out: np.ndarray = raw[start : start + size].view(dtype).reshape(shape)
-    return out
-
-
-def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, positive: bool) -> np.ndarray:
-    """Floats in (-1, 1) or (0.1, 1); 8-bit integers over their range; other integers 0 or 1, fit for an index."""
-    out = aligned(shape, dtype)
-    if dtype.kind in "iu" and dtype.itemsize == 1:
-        info = np.iinfo(dtype)
-        out[...] = rng.integers(info.min, info.max, shape, endpoint=True, dtype=dtype)
-    elif dtype.kind in "iub":
-        out[...] = rng.integers(0, 2, shape)
-    else:
-        out[...] = rng.uniform(0.1 if positive else -1.0, 1.0, shape).astype(np.float32)
-    return out
-
-
-def difference(got: np.ndarray, want: np.ndarray, dtype: str) -> str:
-    """Why `got` is not `want` at the tolerance of its dtype; empty when it is."""
-    if got.size == 0:
-        return ""
-    if dtype not in _TOLERANCE:
-        wrong = int(np.count_nonzero(got != want))
-        if wrong and numpy_dtype(dtype).itemsize == 1 and dtype != "bool" and wrong <= max(1, got.size // 1000):
-            # a rounding of a float at the midpoint may fall to either side when its sum is taken in another order
-            steps = np.abs(got.astype(np.int32) - want.astype(np.int32)).max()
-            wrong = wrong if steps > 1 else 0
-        return f"{wrong} of {got.size} {dtype} elements differ" if wrong else ""
-    a, b = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "infinities or NaNs differ"
-    if not finite.any():
-        return ""
-    error = float(np.abs(a[finite] - b[finite]).max())
-    scale = float(np.abs(b[finite]).max())
-    if not error <= _TOLERANCE[dtype] * max(scale, 1e-6):  # a NaN is an error too
-        return f"max abs error {error:.3g} on outputs up to {scale:.3g}"
-    return ""
+    return CudaDevice(int(ordinal or 0))
 
 
 class Bench:
-    """The arguments of one task: `copies` sets that are used in turn, and the reference's outputs."""
+    """The arguments of one task: `copies` sets that are used in turn, and the reference's outputs.
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    The reference runs on `reference_device`, by default on the same device as the candidates.
+    """
+
+    def __init__(self, spec: dict[str, Any], device: Any) -> None:
         self.spec = spec
-        self.threads = int(spec["threads"])
+        self.device = device
         self.dtypes: list[str] = [d for _, d in spec["args"]]
         self.outputs: list[int] = spec["outputs"]
-        self.positive = False
-        self.make()
-        self.expected = self.run(spec["reference"])
-        floats = [e for e, o in zip(self.expected, self.outputs) if self.dtypes[o] in _TOLERANCE]
-        if not all(np.isfinite(e.astype(np.float32)).all() for e in floats):
-            self.positive = True  # a root or logarithm of negative numbers says little
-            self.make()
-            self.expected = self.run(spec["reference"])
-        self.flush = np.zeros(COLD_BYTES, np.uint8) if spec["cache"] == "cold" else None
+        self.cold = spec["cache"] == "cold"
+        self.sets: list[Any] = []
+        self.make(positive=False)
+        floats = [e for e, o in zip(self.expected, self.outputs) if self.dtypes[o] in TOLERANCE]
+        kinds = [self.dtypes[o] for o in self.outputs if self.dtypes[o] in TOLERANCE]
+        if not all(np.isfinite(widened(e, d)).all() for e, d in zip(floats, kinds)):
+            self.make(positive=True)  # a root or logarithm of negative numbers says little
 
-    def make(self) -> None:
+    def make(self, positive: bool) -> None:
+        """New arguments, and what the reference makes of them."""
+        self.free()
         rng = np.random.default_rng(self.spec["seed"])
         shapes = [tuple(s) for s, _ in self.spec["args"]]
-        total = sum(math.prod(s) * numpy_dtype(d).itemsize for s, d in self.spec["args"])
+        arrays = [
+            aligned(shape, numpy_dtype(dtype))
+            if n in self.outputs
+            else random_array(rng, shape, dtype, positive)
+            for n, (shape, dtype) in enumerate(zip(shapes, self.dtypes))
+        ]  # fmt: skip
+        self.expected = self.reference(arrays)
         copies = 1
         if self.spec["cache"] == "rotate":
+            total = sum(nbytes(s, d) for s, d in zip(shapes, self.dtypes))
             copies = min(MAX_COPIES, max(1, -(-int(self.spec["rotate_bytes"]) // max(1, total))))
-        self.sets: list[Packed] = []
         for i in range(copies):
-            arrays = []
-            for n, (shape, dtype) in enumerate(zip(shapes, self.dtypes)):
-                kind = numpy_dtype(dtype)
-                if n in self.outputs:
-                    arrays.append(aligned(shape, kind))
-                elif i == 0:
-                    arrays.append(random_array(rng, shape, kind, self.positive))
-                else:
-                    arrays.append(aligned(shape, kind))
-                    arrays[-1][...] = self.sets[0].arrays[n]
-            self.sets.append(Packed(arrays, self.dtypes))
+            mine = arrays if i == 0 else [_copy(a) for a in arrays]
+            self.sets.append(self.device.place(mine, self.dtypes))
 
-    def run(self, path: str) -> list[np.ndarray]:
-        """The outputs of one call."""
-        kernel = Kernel(path, self.threads)
+    def reference(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of the reference for these inputs."""
+        name = self.spec.get("reference_device") or self.spec.get("device", "cpu")
+        same = name == self.spec.get("device", "cpu")
+        device = self.device if same else open_device(name, int(self.spec["threads"]))
+        kernel = device.load(self.spec["reference"])
         try:
-            return self.outputs_of(kernel)
+            arguments = device.place(arrays, self.dtypes)
+            found = self.outputs_of(kernel, arguments)
+            arguments.free()
+            return found
         finally:
             kernel.close()
 
-    def outputs_of(self, run: Callable[[Packed], None]) -> list[np.ndarray]:
+    def outputs_of(self, run: Callable[[Any], None], arguments: Any) -> list[np.ndarray]:
+        """What one call writes."""
         for o in self.outputs:
-            self.sets[0].arrays[o].reshape(-1).view(np.uint8).fill(0x5A)  # what the kernel does not write is wrong
-        run(self.sets[0])
-        return [self.sets[0].arrays[o].copy() for o in self.outputs]
+            arguments.poison(o)
+        run(arguments)
+        return [arguments.read(o) for o in self.outputs]
 
-    def check(self, kernel: Kernel) -> str:
+    def check(self, kernel: Any) -> str:
         """Why a kernel's outputs differ from the reference's; empty when they do not."""
-        runs: list[tuple[str, Callable[[Packed], None]]] = [("", kernel)]
-        if self.threads > 1:
-            runs.append(("tasks overlap: ", kernel.run_backwards))
-        for prefix, run in runs:
-            for got, want, o in zip(self.outputs_of(run), self.expected, self.outputs):
+        for prefix, run in self.device.runs(kernel):
+            for got, want, o in zip(self.outputs_of(run, self.sets[0]), self.expected, self.outputs):
                 if wrong := difference(got, want, self.dtypes[o]):
-                    return prefix + wrong
+                    return str(prefix + wrong)
         return ""
 
-    def sample(self, kernel: Kernel, calls: int) -> float:
+    def sample(self, kernel: Any, calls: int) -> float:
         """Seconds a call, over `calls` calls on sets of arguments in turn."""
-        if self.flush is not None:
-            self.flush += 1
-        # One thread's own clock leaves out the time in which another process had its core.
-        sets, clock = self.sets, time.thread_time if self.threads == 1 else time.perf_counter
-        order = [sets[i % len(sets)] for i in range(calls)]
-        begin = clock()
-        for packed in order:
-            kernel(packed)
-        return (clock() - begin) / calls
+        return float(self.device.sample(kernel, self.sets, calls, self.cold))
+
+    def first(self, kernel: Any) -> float:
+        """Seconds of a call, after `warmup_s` (the spec's, else the device's own) that fill caches and raise clocks."""
+        once = float(self.device.sample(kernel, self.sets, 1, False))
+        calls = max(1, min(int(self.device.first_calls), int(LOOK_S / max(once, 1e-7))))
+        end = time.monotonic() + float(self.spec.get("warmup_s") or self.device.warmup_s)
+        while time.monotonic() < end:
+            once = float(self.device.sample(kernel, self.sets, calls, False))
+        if self.cold:
+            return self.sample(kernel, int(self.device.cold_calls))
+        return min(once, self.sample(kernel, calls))
 
     def calls(self, seconds: float) -> int:
-        """How many calls make a sample long enough to time; one where each must find cold caches."""
-        if self.flush is not None:
-            return 1
+        """How many calls make a sample long enough to time; few where each must find cold caches."""
+        if self.cold:
+            return int(self.device.cold_calls)
         wanted = float(self.spec["min_repeat_s"]) / max(seconds, 1e-7)
-        return max(1, min(100_000, math.ceil(wanted)))
+        most = 100_000 if self.spec.get("device", "cpu") == "cpu" else 2_000  # nodes of a CUDA graph
+        return max(1, min(most, math.ceil(wanted)))
+
+    def free(self) -> None:
+        """Give back the arguments' memory."""
+        for placed in self.sets:
+            placed.free()
+        self.sets = []
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    out = aligned(array.shape, array.dtype)
+    out[...] = array
+    return out
 
 
 class Runner:
-    """Keeps the arguments of the task at hand between requests."""
+    """Keeps the device and the arguments of the task at hand between requests."""
 
     def __init__(self) -> None:
         self.bench: Bench | None = None
+        self._devices: dict[tuple[str, int], Any] = {}
 
     def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            if self.bench is None or self.bench.spec != request["spec"]:
+            if request["op"] == "facts":
+                return {"status": "OK", "error": "", "facts": self.device(request["device"], 1).facts()}
+            spec = request["spec"]
+            if self.bench is None or self.bench.spec != spec:
+                if self.bench is not None:
+                    self.bench.free()
                 self.bench = None  # frees the old arrays first
-                self.bench = Bench(request["spec"])
+                self.bench = Bench(spec, self.device(spec.get("device", "cpu"), int(spec["threads"])))
             return self.trial(request) if request["op"] == "trial" else self.compare(request)
         except (RunError, OSError) as error:
             return {"status": "RUN_ERROR", "error": str(error)[:500], "samples": []}
+        except DeviceError as error:
+            if not self._devices:
+                return {"status": "NO_DEVICE", "error": str(error), "samples": []}
+            raise SystemExit(str(error)) from None  # a context that saw a fault is lost, and this process with it
+
+    def device(self, name: str, threads: int) -> Any:
+        """The opened device. Raises DeviceError."""
+        if (name, threads) not in self._devices:
+            self._devices[name, threads] = open_device(name, threads)
+        return self._devices[name, threads]
 
     def trial(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check and time one library; stops early once it is clearly slower than `give_up_s`."""
         bench = self.bench
         assert bench is not None
-        kernel = Kernel(request["path"], bench.threads)
+        kernel = bench.device.load(request["path"])
         try:
             wrong = bench.check(kernel)
             if wrong:
                 return {"status": "WRONG_OUTPUT", "error": wrong, "samples": []}
-            first = min(bench.sample(kernel, 1) for _ in range(2))
+            first = bench.first(kernel)
             samples = [first]
-            if first <= request["give_up_s"]:
+            if first <= _limit(request):
                 calls = bench.calls(first)
                 samples = [bench.sample(kernel, calls) for _ in range(bench.spec["repeat"])]
             return {"status": "OK", "error": "", "samples": samples}
@@ -279,23 +192,29 @@ class Runner:
         """Check all libraries and time them in turn, `rounds` times: samples of each."""
         bench = self.bench
         assert bench is not None
-        kernels = [Kernel(p, bench.threads) for p in request["paths"]]
+        kernels = [bench.device.load(p) for p in request["paths"]]
         try:
             for number, kernel in enumerate(kernels):
                 wrong = bench.check(kernel)
                 if wrong:
                     return {"status": "WRONG_OUTPUT", "error": f"candidate {number}: {wrong}", "samples": []}
-            calls = [bench.calls(min(bench.sample(k, 1) for _ in range(2))) for k in kernels]
+            calls = [bench.calls(bench.first(k)) for k in kernels]
             samples: list[list[float]] = [[] for _ in kernels]
             for _ in range(request["rounds"]):
                 for number, kernel in enumerate(kernels):
-                    kernel.library.tvmx_pool_enter(kernel.pool)
+                    kernel.enter()
                     bench.sample(kernel, 1)  # the other kernel's threads go to sleep, caches fill
                     samples[number].append(bench.sample(kernel, calls[number]))
             return {"status": "OK", "error": "", "samples": samples}
         finally:
             for kernel in kernels:
                 kernel.close()
+
+
+def _limit(request: dict[str, Any]) -> float:
+    """Seconds a call over which a trial is timed once only; JSON has no infinity."""
+    given = request.get("give_up_s")
+    return math.inf if given is None else float(given)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tvmx.target import Target
 from tvmx.tune.evolve import evolve
+from tvmx.tune.judge import NOISE
 from tvmx.tune.log import TuningLog
 from tvmx.tune.measure import Built
 from tvmx.tune.model import CostModel
@@ -20,7 +21,6 @@ from tvmx.tune.trace import key_of, skeleton
 log = logging.getLogger(__name__)
 
 ELITE = 16
-NOISE = "noise"  # what the reason of a rejection ends in that a busy machine is to blame for
 FOREIGN = 4  # imported or outdated trials of a task that are measured again
 
 

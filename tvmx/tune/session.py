@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,21 +14,22 @@ from typing import Any
 from tvmx.errors import ConfigError, TuneError, TvmxError
 from tvmx.target import Target, cpu_features, detect_host
 from tvmx.tune.interrupt import Interrupt
+from tvmx.tune.judge import contest, digits, speedup
 from tvmx.tune.log import TuningLog
 from tvmx.tune.lookup import open_logs
 from tvmx.tune.measure import Built, MeasureConfig, Measurer
 from tvmx.tune.model import CostModel
+from tvmx.tune.predict_session import predict_tasks
 from tvmx.tune.progress import Display, Progress, TaskProgress
-from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, robust_seconds, target_to_json
+from tvmx.tune.record import CONFIRMED, REJECTED, Trial, Verdict, hardware_fingerprint, target_to_json
 from tvmx.tune.report import TuneReport
-from tvmx.tune.search import NOISE, SearchConfig, TaskSearch
+from tvmx.tune.search import SearchConfig, TaskSearch
 from tvmx.tune.space import Candidate, last_line
 from tvmx.tune.task import Task, merge_tasks
 
 log = logging.getLogger(__name__)
 
 DEFAULTS = 8  # trials 0 that are built at a time
-SIDE_BY_SIDE_SLACK = 0.01  # the median of ratios is the noisier view: it may only veto a clear loss
 
 
 def tune(
@@ -42,16 +42,20 @@ def tune(
     seed: int = 0,
     search: SearchConfig | None = None,
     measure: MeasureConfig | None = None,
+    runner: Any = None,
 ) -> TuneReport:
     """Search faster schedules for `tasks` and append what is measured to the log at `log`, made if absent.
 
     Ends after `max_trials` trials of this session, `time_budget_s` seconds, or when nothing is left to try.
     Trials that the log already holds are not repeated. Ctrl-C ends the session after the kernel being measured;
     everything found until then is in the log. `on_progress` replaces the display on stderr.
+    A target of kind "cuda" is measured on this machine's first GPU, or through `runner` (`tvmx.tune.rpc`) elsewhere;
+    where there is no GPU, candidates are built and ranked by a model, and logged as predictions.
     Raises ConfigError for a target that is not this machine, TuneError for an unusable log or compiler and where
     there is nothing to tune.
     """
-    check_host(target)
+    if target.kind == "cpu" and runner is None:
+        check_host(target)
     if not tasks:
         raise TuneError(
             "there is no kernel to tune: only kernels of static shape can be; give the inputs' sizes as numbers, "
@@ -63,9 +67,24 @@ def tune(
     tasks = merge_tasks(tasks)
     tuning_log = TuningLog(log)
     tuning_log.check_writable()
-    with Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure) as measurer:
+    device = "cuda:0" if target.kind == "cuda" else "cpu"
+    if measure is None:
+        measure = MeasureConfig(build_timeout_s=120.0) if target.kind == "cuda" else MeasureConfig()
+    with Interrupt() as interrupt, _display(on_progress) as show, Measurer(target, measure, device, runner) as measurer:
+        hardware = hardware_fingerprint()
+        if target.kind == "cuda" or runner is not None:
+            try:
+                hardware = device_of(measurer, target)
+            except NoDevice as reason:
+                if runner is not None:
+                    raise TuneError(f"the measuring server has no device: {reason}") from None
+                return predict_tasks(
+                    tasks, target, tuning_log, measurer, max_trials, time_budget_s, seed,
+                    lambda: interrupt.count > 0, show, str(reason),
+                )  # fmt: skip
         session = _Session(tuning_log, target, measurer, search or SearchConfig(), seed, interrupt, show)
         session.max_trials, session.time_budget_s, session.begin = max_trials, time_budget_s, begin
+        session.hardware = hardware
         return session.run(tasks)
 
 
@@ -80,6 +99,23 @@ def check_host(target: Target) -> None:
     cores = len(os.sched_getaffinity(0))
     if target.threads > cores:
         raise ConfigError(f"threads={target.threads}, but this process may use {cores} cores; use at most that many")
+
+
+class NoDevice(Exception):
+    """No CUDA device is there to measure on."""
+
+
+def device_of(measurer: Measurer, target: Target) -> str:
+    """The device's name for the log. Raises NoDevice, and ConfigError for one that cannot run the target's code."""
+    try:
+        facts = measurer.facts()
+    except TuneError as error:
+        raise NoDevice(str(error)) from None
+    if target.gpu is not None and facts["kind"] != "cuda":
+        raise ConfigError(f"target {target.name!r} needs a GPU; the measuring device is {facts['name']}")
+    if target.gpu is not None and (facts["sm"] // 10 != target.gpu.sm // 10 or facts["sm"] < target.gpu.sm):
+        raise ConfigError(f"target {target.name!r} is sm_{target.gpu.sm}, this device is {facts['name']}")
+    return str(facts["name"])
 
 
 class _Session:
@@ -102,6 +138,7 @@ class _Session:
         self.interrupt = interrupt
         self.show = show
         self.max_trials, self.time_budget_s = 0, 0.0
+        self.hardware = hardware_fingerprint()
         self.begin = time.monotonic()
         self.new_trials = 0
         self.failed: dict[str, int] = {}
@@ -279,9 +316,10 @@ class _Session:
             challenger.space,
             challenger.trace,
             REJECTED if reason else CONFIRMED,
+            hardware=self.hardware,
             default_hash=search.default_hash,
-            default_s=_digits(samples[0]),
-            run_s=_digits(samples[1]),
+            default_s=digits(samples[0]),
+            run_s=digits(samples[1]),
             reason=reason,
         )
         self.log.append([verdict])
@@ -295,24 +333,13 @@ class _Session:
         search.winner, search.winner_build = verdict, build
 
     def contest(self, search: TaskSearch, rivals: list[Built]) -> tuple[str, list[list[float]]]:
-        """Why the second of `rivals` does not beat the default (the first) and the winner so far; all samples.
+        """Why the second of `rivals` does not beat the default (the first) and the winner so far; all samples."""
 
-        It must win twice, each time on other inputs: one run may favour a kernel by where its data happens to lie.
-        """
-        samples: list[list[float]] = [[] for _ in rivals]
-        for _ in range(2):
+        def compare() -> tuple[str, str, Sequence[Sequence[float]]]:
             outcome = self.measurer.compare(search.task.func, rivals, seed=self.rng.randrange(1 << 30))
-            if outcome.status != "OK":
-                return f"{outcome.status}: {outcome.error}", samples
-            for kept, new in zip(samples, outcome.samples):
-                kept += new
-            noise = max(map(unsteadiness, outcome.samples))
-            for rival, name in ((0, "the default"), (2, "the winner so far"))[: len(rivals) - 1]:
-                gain = speedup(outcome.samples[rival], outcome.samples[1])
-                if gain < 1 + max(noise, self.config.min_gain) * (rival == 0):
-                    reason = f"{gain:.3f} x the speed of {name} when interleaved"
-                    return (f"{reason}, {noise:.1%} {NOISE}" if gain > 1 else reason), samples
-        return "", samples
+            return outcome.status, outcome.error, outcome.samples
+
+        return contest(compare, len(rivals), self.config.min_gain)
 
     def append_trial(
         self,
@@ -330,8 +357,9 @@ class _Session:
             candidate.space,
             candidate.trace,
             status,
+            hardware=self.hardware,
             decisions=list(candidate.decisions),
-            run_s=_digits(samples) if status == "OK" else [],
+            run_s=digits(samples) if status == "OK" else [],
             error=error,
             default=default,
         )
@@ -361,28 +389,6 @@ class _Session:
         )
         spent = time.monotonic() - self.begin
         return Progress(rows, self.new_trials, self.max_trials, spent, self.time_budget_s, self.stage)
-
-
-def _digits(samples: Sequence[float]) -> list[float]:
-    """To five digits: more is noise that only fills the log."""
-    return [float(f"{s:.5g}") for s in samples]
-
-
-def speedup(rival: Sequence[float], challenger: Sequence[float]) -> float:
-    """How much faster the challenger is, by the more cautious of two views on interleaved samples.
-
-    The ratio of the undisturbed times; and the median of the ratios side by side, where what disturbs one
-    sample disturbs its neighbour too.
-    """
-    undisturbed = robust_seconds(list(rival)) / robust_seconds(list(challenger))
-    return min(undisturbed, statistics.median(a / b for a, b in zip(rival, challenger)) + SIDE_BY_SIDE_SLACK)
-
-
-def unsteadiness(samples: Sequence[float]) -> float:
-    """How far apart the latencies of every other sample and of the rest are: what a busy machine may feign."""
-    halves = samples[::2], samples[1::2] or samples
-    first, second = (robust_seconds(list(half)) for half in halves)
-    return abs(first / second - 1)
 
 
 class _Callback:

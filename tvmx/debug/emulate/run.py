@@ -155,16 +155,22 @@ def _cpu_flags() -> list[str]:
 
 
 def _library(code: str) -> Any:
+    with tempfile.TemporaryDirectory(prefix="tvmx-emulate-") as folder:
+        target = Path(folder) / "kernel.so"
+        build_library(code, target)
+        return ctypes.CDLL(str(target))
+
+
+def build_library(code: str, output: Path) -> None:
+    """Compile what `to_cpp` makes, and the emulator with it, into a shared object. Raises CompileError."""
     runtime = _runtime_object()
     with tempfile.TemporaryDirectory(prefix="tvmx-emulate-") as folder:
-        source, target = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
         source.write_text(code)
         # -fsanitize=thread only plants the hooks; runtime.cpp defines them, so libtsan is not linked.
         flags = ["-O1", "-w", "-std=c++17", "-fPIC", "-fpermissive", "-fsanitize=thread", f"-I{HERE}"]
-        built = str(source.with_suffix(".o"))
-        _compile([*flags, "-c", str(source), "-o", built])
-        _compile(["-shared", built, str(runtime), "-Wl,-Bsymbolic", "-o", str(target)])
-        return ctypes.CDLL(str(target))
+        _compile([*flags, "-c", str(source), "-o", str(built)])
+        _compile(["-shared", str(built), str(runtime), "-Wl,-Bsymbolic", "-o", str(output)])
 
 
 def _compile(arguments: list[str]) -> None:

@@ -112,12 +112,15 @@ def blocks_per_sm(tile: Tile, element: int, gpu: Gpu) -> int:
     )
 
 
-def estimate(tile: Tile, problem: Problem, gpu: Gpu) -> Estimate:
-    """Predicted time of the whole product, including the sum of the parts when k is split."""
+def estimate(tile: Tile, problem: Problem, gpu: Gpu, resident: int | None = None) -> Estimate:
+    """Predicted time of the whole product, including the sum of the parts when k is split.
+
+    `resident`: blocks a multiprocessor holds, where the compiler has told.
+    """
     element = problem.bytes
     macs = gpu.int8_macs if problem.dtype == "int8" else gpu.f16_macs
     blocks = problem.groups * math.ceil(problem.m / tile.tm) * math.ceil(problem.n / tile.tn) * tile.splits
-    resident = blocks_per_sm(tile, element, gpu)
+    resident = blocks_per_sm(tile, element, gpu) if resident is None else resident
     if resident == 0:
         return Estimate(math.inf, 0, math.inf, "shared")
     per_wave = resident * gpu.multiprocessors
