@@ -46,7 +46,7 @@ def module(calls: int = 1) -> Any:
 class FakeMeasurer:
     """Stands in for `Measurer`: no processes, times that follow from the schedule, failures on demand."""
 
-    def __init__(self, target: Any, config: Any = None) -> None:
+    def __init__(self, target: Any, config: Any = None, *_: Any) -> None:
         from tvmx.tune.measure import MeasureConfig
 
         self.config = config or MeasureConfig()

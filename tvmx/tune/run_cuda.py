@@ -33,10 +33,14 @@ class CudaKernel:
         self.spaces = [device.alloc(nbytes(tuple(shape), dtype)) for shape, dtype in facts["spaces"]]
         self.module = device.module(cubin)
         self.functions = [device.function(self.module, l["kernel"], l["shared"]) for l in self.launches]
-        self._bound: dict[int, list[Any]] = {}
+        self._bound: dict[tuple[int, ...], list[Any]] = {}
 
     def __call__(self, arguments: CudaArguments) -> None:
-        for launch, function, (_, parameters) in zip(self.launches, self.functions, self._bind(arguments)):
+        self.run_on(arguments.addresses)
+
+    def run_on(self, addresses: Sequence[int]) -> None:
+        """Launch on tensors at these addresses of device memory."""
+        for launch, function, (_, parameters) in zip(self.launches, self.functions, self._bind(tuple(addresses))):
             self.device.launch(function, launch["grid"], launch["block"], launch["shared"], parameters)
 
     def enter(self) -> None:
@@ -48,18 +52,18 @@ class CudaKernel:
         for space in self.spaces:
             self.device.free(space)
 
-    def _bind(self, arguments: CudaArguments) -> list[Any]:
+    def _bind(self, tensors: tuple[int, ...]) -> list[Any]:
         """Per launch (what must live on, address of the array of pointers to its arguments)."""
-        found = self._bound.get(id(arguments))
+        found = self._bound.get(tensors)
         if found is None:
             found = []
             for launch in self.launches:
-                addresses = [arguments.addresses[i] if i >= 0 else self.spaces[-1 - i] for i in launch["arguments"]]
+                addresses = [tensors[i] if i >= 0 else self.spaces[-1 - i] for i in launch["arguments"]]
                 values = (ctypes.c_uint64 * len(addresses))(*addresses)
                 start = ctypes.addressof(values)
                 pointers = (ctypes.c_void_p * len(addresses))(*(start + 8 * i for i in range(len(addresses))))
                 found.append(((values, pointers), ctypes.addressof(pointers)))
-            self._bound[id(arguments)] = found
+            self._bound[tensors] = found
         return found
 
 
