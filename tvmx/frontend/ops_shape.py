@@ -358,7 +358,9 @@ def cast(node: Node, x: Expr, to: str, saturate: bool = True) -> Expr:
     if to in float8.FLOAT8:
         return float8.encode(node, cast(node, x, "float32"), to, saturate)
     array = const_of(x)
-    if array is not None and array.size <= 1 << 16 and to in ("float32", "int64", "int32"):
+    # Codes of 8-bit weights stay codes: the passes see from the cast what they are.
+    limit = 256 if have in ("int8", "uint8") else 1 << 16
+    if array is not None and array.size <= limit and to in ("float32", "int64", "int32"):
         with np.errstate(all="ignore"):
             return constant(array.astype(to))
     if to == "bool":

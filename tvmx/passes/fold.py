@@ -36,7 +36,8 @@ def _broadcast(call: Any, args: list[Array]) -> Array | None:
     return np.broadcast_to(args[0], shape) if shape is not None and all(isinstance(d, int) for d in shape) else None
 
 
-def _slice(call: Any, args: list[Array]) -> Array | None:
+def slices_of(call: Any, rank: int) -> tuple[slice, ...] | None:
+    """The slices of a strided_slice, or None where bounds are computed or a step goes backwards."""
     from tvm import relax, tirx
 
     if not all(isinstance(a, relax.Tuple) for a in call.args[1:]):
@@ -47,10 +48,15 @@ def _slice(call: Any, args: list[Array]) -> Array | None:
     steps = bounds[3] if len(bounds) > 3 else [1] * len(bounds[0])
     if any(s < 0 for s in steps):
         return None
-    index = [slice(None)] * args[0].ndim
+    index = [slice(None)] * rank
     for axis, start, stop, step in zip(bounds[0], bounds[1], bounds[2], steps):
         index[axis] = slice(start, stop, step)
-    return args[0][tuple(index)]
+    return tuple(index)
+
+
+def _slice(call: Any, args: list[Array]) -> Array | None:
+    index = slices_of(call, args[0].ndim)
+    return None if index is None else args[0][index]
 
 
 def _take(call: Any, args: list[Array]) -> Array | None:

@@ -89,9 +89,22 @@ def test_a_4_bit_result_is_refused():
         rewrite_all(model)
 
 
-def test_blocks_that_do_not_divide_the_axis_are_refused():
-    model, _ = weight_model(np.zeros((5, 4), np.int8), np.ones((3, 4), np.float32), None, axis=0, block_size=2)
-    with pytest.raises(ModelError, match="use a block size that divides the axis"):
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_last_block_may_be_short(axis, zero):
+    w = RNG.integers(-128, 128, (20, 18)).astype(np.int8)
+    shape = [20, 18]
+    shape[axis] = -(-shape[axis] // 8)
+    scale = RNG.uniform(0.1, 1, shape).astype(np.float32)
+    offset = RNG.integers(-9, 9, shape).astype(np.int8) if zero else None
+    model, feeds = weight_model(w, scale, offset, axis=axis, block_size=8)
+    rewritten = assert_same(model, feeds, ["DequantizeLinear"], run=run_anywhere)
+    assert any(t.data_type == TensorProto.INT8 and list(t.dims) == [20, 18] for t in rewritten.graph.initializer)
+
+
+def test_blocks_that_do_not_fit_the_axis_are_refused():
+    model, _ = weight_model(np.zeros((5, 4), np.int8), np.ones((4, 4), np.float32), None, axis=0, block_size=2)
+    with pytest.raises(ModelError, match="give 3 scales along axis 0"):
         rewrite_all(model)
 
 

@@ -49,6 +49,28 @@ def test_groups_of_four_bits(group, target):
     assert rules == ["cpu.weight_only"]
 
 
+@pytest.mark.parametrize(("depth", "width", "group"), [(100, 50, 32), (129, 65, 64), (333, 33, 128), (97, 61, 16)])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("high", [16, 256])
+def test_a_short_last_group(depth, width, group, rows, high):
+    """K and N odd, K no multiple of the group: two codes to a byte where they fit, the last byte half used."""
+    rng = np.random.default_rng(depth)
+    codes = rng.integers(0, high, (depth, width)).astype(np.uint8)
+    blocks = -(-depth // group)
+    scale, zero = rng.uniform(0.01, 0.1, (blocks, width)), rng.integers(0, high, (blocks, width))
+    full = [np.repeat(a, group, 0)[:depth].astype(np.float32) for a in (scale, zero)]
+    x = rng.standard_normal((rows, depth)).astype(np.float32)
+
+    def body(emit, v):
+        centred = emit(R.subtract(emit(R.astype(relax.const(codes), "float32")), relax.const(full[1])))
+        return R.matmul(v, emit(R.multiply(centred, relax.const(full[0]))))
+
+    found, rules = run(module([((rows, depth), "float32")], body), native(), [x])
+    expected = x.astype(np.float64) @ ((codes - full[1].astype(np.float64)) * full[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert rules == ["cpu.weight_only"]
+
+
 def test_weights_written_as_a_cast_and_a_transpose():
     rng = np.random.default_rng(1)
     codes = rng.integers(-128, 128, (80, 96)).astype(np.int8)

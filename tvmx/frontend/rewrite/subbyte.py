@@ -24,7 +24,7 @@ INTEGERS: dict[int, type[np.integer]] = {
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 
 
-def _widened(m: Match, index: int) -> str:
+def widened(m: Match, index: int) -> str:
     """A constant input in 8 bits when its type is narrower; others unchanged."""
     name = m.input(index)
     known = m.graph.type(name) if name else None
@@ -38,13 +38,27 @@ def _block_shape(m: Match, axis: int) -> tuple[list[int], list[int], list[int]]:
     """Shapes of x cut into blocks, of a scale against that, and of x itself."""
     block, shape, scales = m.attr("block_size"), list(m.shape(0)), list(m.shape(1))
     count = scales[axis]
-    if count * block != shape[axis]:
-        raise Refuse(
-            f"{shape[axis]} elements in blocks of {block} with {count} scales",
-            "use a block size that divides the axis",
-        )
     cut = [*shape[:axis], count, block, *shape[axis + 1 :]]
     return cut, [*scales[: axis + 1], 1, *scales[axis + 1 :]], shape
+
+
+def _short_block(m: Match, axis: int) -> bool:
+    """Whether the last block along `axis` is shorter than the others. Raises Refuse for numbers that do not fit."""
+    block, extent, count = m.attr("block_size"), m.dim(0, axis), m.dim(1, axis)
+    if not (count - 1) * block < extent <= count * block:
+        raise Refuse(
+            f"{extent} elements in blocks of {block} with {count} scales",
+            f"give {-(-extent // block)} scales along axis {axis}",
+        )
+    return bool(extent != count * block)
+
+
+def _per_element(m: Match, name: str, axis: int) -> str:
+    """A scale or zero point per block, repeated along `axis` for each element of the block."""
+    if not name:
+        return name
+    index = np.arange(m.dim(0, axis)) // m.attr("block_size")
+    return m.emit.op("Gather", name, m.emit.const(index, "block_of", np.int64), axis=axis)
 
 
 def _narrow_or_blocked(m: Match) -> str | None:
@@ -65,17 +79,23 @@ def dequantize(m: Match) -> list[str]:
     e = m.emit
     elem = m.attr("output_dtype", 0) or m.elem(1)
     x = _from_quantize(m)
-    zero = _widened(m, 2)
+    zero = widened(m, 2)
     axis = m.attr("axis", 1)
     if not m.attr("block_size", 0):
-        x = x or _widened(m, 0)
+        x = x or widened(m, 0)
         if m.graph.type(x) and m.type(x).elem in _FLOATS:
             scale, zero = _along(m, m.input(1), axis), _along(m, zero, axis)
             return [e.mul(e.sub(x, e.cast(zero, elem)) if zero else x, e.cast(scale, elem))]
         per_axis = m.rank(1) == 1
         return [e.dequantize(x, m.input(1), zero, axis if per_axis else None)]
-    cut, scales, shape = _block_shape(m, axis % m.rank(0))
-    x = e.cast(e.reshape(x or _widened(m, 0), cut), elem)
+    axis %= m.rank(0)
+    if _short_block(m, axis):
+        x = e.cast(x or widened(m, 0), elem)
+        if zero:
+            x = e.sub(x, e.cast(_per_element(m, zero, axis), elem))
+        return [e.mul(x, e.cast(_per_element(m, m.input(1), axis), elem))]
+    cut, scales, shape = _block_shape(m, axis)
+    x = e.cast(e.reshape(x or widened(m, 0), cut), elem)
     if zero:
         x = e.sub(x, e.cast(e.reshape(zero, scales), elem))
     return [e.reshape(e.mul(x, e.cast(e.reshape(m.input(1), scales), elem)), shape)]
@@ -105,8 +125,10 @@ def _quantized(m: Match, kind: tuple[int, int, int]) -> str:
     e = m.emit
     elem, axis = m.elem(0), m.attr("axis", 1)
     x, scale, shape = m.input(0), m.input(1), None
-    zero = _widened(m, 2)
-    if m.attr("block_size", 0):
+    zero = widened(m, 2)
+    if m.attr("block_size", 0) and _short_block(m, axis % m.rank(0)):
+        scale, zero = _per_element(m, scale, axis % m.rank(0)), _per_element(m, zero, axis % m.rank(0))
+    elif m.attr("block_size", 0):
         cut, scales, shape = _block_shape(m, axis % m.rank(0))
         x, scale = e.reshape(x, cut), e.reshape(scale, scales)
         zero = e.reshape(zero, scales) if zero else ""

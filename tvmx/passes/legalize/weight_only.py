@@ -30,15 +30,15 @@ def matmul(bb: Any, call: Any, target: Target) -> Any:
         return None
     codes, zero, scale = found
     groups, group, n = codes.shape
-    k, rows = groups * group, math.prod(out_shape[:-1])
+    k, rows = a.columns, math.prod(out_shape[:-1])
     tile = register_tile(rows, n, k, target)
     panels = math.ceil(n / tile.panel)
     tiles = math.ceil(rows / tile.rows)
     low = int(codes.min(initial=0))
-    halves = int(codes.max(initial=0)) - low <= 15 and k % 2 == 0
-    flat = codes.reshape(k, n)
+    halves = int(codes.max(initial=0)) - low <= 15
+    flat = codes.reshape(groups * group, n)[:k]
     if halves:
-        nibbles = (flat.astype(np.int16) - low).astype(np.uint8)
+        nibbles = (np.pad(flat.astype(np.int16), ((0, k % 2), (0, 0)), constant_values=low) - low).astype(np.uint8)
         packed = _panels(nibbles[0::2] | (nibbles[1::2] << 4), tile.panel)
         zero = zero - low
     else:
@@ -91,7 +91,8 @@ def _weights(bb: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
         bound = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
         return bound if isinstance(bound, Call) and getattr(bound.op, "name", "") == f"relax.{name}" else None
 
-    reshape = step(value, "reshape")
+    cut = step(value, "strided_slice")  # to K, where the last group is short
+    reshape = step(value if cut is None else cut.args[0], "reshape")
     scaled = None if reshape is None else step(reshape.args[0], "multiply")
     centred = None if scaled is None else step(scaled.args[0], "subtract")
     cast = None if centred is None else step(centred.args[0], "astype")

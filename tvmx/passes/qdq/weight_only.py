@@ -4,6 +4,8 @@ Exporters write such weights as dequantize, as Cast and Mul, or in blocks along 
 form, which the lowering turns into a kernel that dequantises a panel of weights where it multiplies it:
 
     w[K, N] = reshape((float(codes[K/G, G, N]) - zero[K/G, 1, N]) · scale[K/G, 1, N])
+
+Where G does not divide K, the codes are filled up to whole groups and the reshape is cut to K.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvmx.passes.constants import as_array, as_constant
+from tvmx.passes.fold import slices_of
 from tvmx.passes.qdq.params import RANGE, Dequantized, dequantized
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of, op_name
 
@@ -52,7 +55,7 @@ def scaled_codes(scope: Scope, expr: Any) -> ScaledCodes | None:
             return None
         unit = (1,) * array.ndim
         return ScaledCodes(array, np.ones(unit, np.float32), np.zeros(unit, np.float32))
-    if name in ("reshape", "permute_dims"):
+    if name in ("reshape", "permute_dims", "strided_slice"):
         return _moved(scope, call)
     if name in ("multiply", "subtract", "add"):
         return _arithmetic(scope, call, name)
@@ -79,15 +82,18 @@ def _moved(scope: Scope, call: Any) -> ScaledCodes | None:
         return None
     if op_name(call) == "reshape":
         return inner.map(lambda a: a.reshape(shape))
+    if op_name(call) == "strided_slice":
+        cut = slices_of(call, inner.codes.ndim)
+        return None if cut is None else inner.map(lambda a: a[cut])
     axes = call.attrs.axes
     order = None if axes is None else tuple(int(a) % len(shape) for a in axes)
     return inner.map(lambda a: a.transpose(order))
 
 
 def _arithmetic(scope: Scope, call: Any, name: str) -> ScaledCodes | None:
-    inner, constant = scaled_codes(scope, call.args[0]), as_array(scope.definition(call.args[1]))
+    inner, constant = scaled_codes(scope, call.args[0]), _constant(scope, call.args[1])
     if (inner is None or constant is None) and name != "subtract":
-        inner, constant = scaled_codes(scope, call.args[1]), as_array(scope.definition(call.args[0]))
+        inner, constant = scaled_codes(scope, call.args[1]), _constant(scope, call.args[0])
     if inner is None or constant is None or constant.ndim > inner.codes.ndim or dtype_of(call) != "float32":
         return None
     if np.broadcast_shapes(constant.shape, inner.codes.shape) != inner.codes.shape:
@@ -100,11 +106,20 @@ def _arithmetic(scope: Scope, call: Any, name: str) -> ScaledCodes | None:
     return ScaledCodes(inner.codes, inner.scale, inner.zero + (value if name == "subtract" else -value))
 
 
+def _constant(scope: Scope, expr: Any) -> np.ndarray | None:
+    """A constant, or one that is only cast: zero points are stored in the type of the codes."""
+    cast = scope.call(expr, "astype")
+    return as_array(scope.definition(expr if cast is None else cast.args[0]))
+
+
 def group_size(w: ScaledCodes) -> int | None:
-    """The longest run along K (axis 0 of [K, N]) that shares scales; None if there is none of a usual length."""
+    """The longest run along K (axis 0 of [K, N]) that shares scales; None if there is none of a usual length.
+
+    The last run may be shorter.
+    """
     depth = int(w.codes.shape[0])
     for size in (depth, *reversed(GROUPS)):
-        if depth % size == 0 and all(_constant_within(a, w.codes.shape, size) for a in (w.scale, w.zero)):
+        if size <= depth and all(_constant_within(a, w.codes.shape, size) for a in (w.scale, w.zero)):
             return size
     return None
 
@@ -112,8 +127,8 @@ def group_size(w: ScaledCodes) -> int | None:
 def _constant_within(array: np.ndarray, shape: tuple[int, ...], size: int) -> bool:
     if array.shape[0] == 1:
         return True
-    full = np.broadcast_to(array, shape).reshape(shape[0] // size, size, shape[1])
-    return bool((full == full[:, :1]).all())
+    full = np.broadcast_to(array, shape)
+    return bool((full == full[np.arange(shape[0]) // size * size]).all())
 
 
 def weight_only(scope: Scope, call: Any) -> Any:
@@ -152,20 +167,24 @@ def canonical(scope: Scope, w: ScaledCodes, group: int) -> Any:
     from tvm import relax
 
     depth, width = w.codes.shape
-    cut = (depth // group, group, width)
+    groups = -(-depth // group)
+    whole = np.zeros((groups * group, width), w.codes.dtype)
+    whole[:depth] = w.codes
 
     def per_group(array: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(array, (depth, width)).reshape(cut)[:, :1]
+        return np.broadcast_to(array, (depth, width))[::group][:, None]
 
     op = relax.op
-    codes = scope.emit(op.astype(as_constant(w.codes.reshape(cut)), "float32"))
+    codes = scope.emit(op.astype(as_constant(whole.reshape(groups, group, width)), "float32"))
     centred = scope.emit(op.subtract(codes, as_constant(per_group(w.zero).astype(np.float32))))
     scaled = scope.emit(op.multiply(centred, as_constant(per_group(w.scale).astype(np.float32))))
-    return scope.emit(op.reshape(scaled, (depth, width)))
+    flat = scope.emit(op.reshape(scaled, (groups * group, width)))
+    return flat if depth == groups * group else scope.emit(op.strided_slice(flat, [0], [0], [depth]))
 
 
 def _is_canonical(scope: Scope, expr: Any) -> bool:
-    reshape = scope.call(expr, "reshape")
+    cut = scope.call(expr, "strided_slice")
+    reshape = scope.call(expr if cut is None else cut.args[0], "reshape")
     scaled = None if reshape is None else scope.call(reshape.args[0], "multiply")
     centred = None if scaled is None else scope.call(scaled.args[0], "subtract")
     return centred is not None and scope.call(centred.args[0], "astype") is not None
