@@ -135,6 +135,7 @@ _LLVM_X86 = {
     "avx": "+avx", "avx2": "+avx2", "fma": "+fma", "f16c": "+f16c", "bmi1": "+bmi", "bmi2": "+bmi2",
     "avx512f": "+avx512f", "avx512vl": "+avx512vl", "avx512bw": "+avx512bw", "avx512dq": "+avx512dq",
     "avx512cd": "+avx512cd", "avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16",
+    "avx512vbmi": "+avx512vbmi",
     "avx512_fp16": "+avx512fp16", "avx_vnni": "+avxvnni",
     "amx_int8": "+amx-int8", "amx_tile": "+amx-tile", "amx_bf16": "+amx-bf16",
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, as_int, inspect, leaves
 from tvmx_schedules.cpu.conv_common import perfect
-from tvmx_schedules.cpu.dot_intrinsics import name_of
+from tvmx_schedules.cpu.dot_intrinsics import imported_text, name_of
 from tvmx_schedules.cpu.loops import lanes_of, vectorize_loop
 from tvmx_schedules.cpu.matmul import flatten_sink
 
@@ -38,7 +38,7 @@ def dot_matmul(sch: Any, target: Target) -> None:
     groups, height, width, depth, step = (as_int(sch.get(l).extent) for l in (g, m, j, k, ki))
     assert None not in (groups, height, width, depth, step)
     tiles, panels, reduction = height // rows, width // panel, depth * step  # type: ignore[operator]
-    bytes_ = int(str(anchor.block.reads[0].source.dtype).lstrip("uint")) // 8
+    bytes_ = _bytes(anchor.block.reads[0].source)
 
     threads = target.threads if groups * height * width * reduction >= 4 * MIN_PARALLEL_MACS else 1  # type: ignore[operator]
     blocks = max(1, height * reduction * bytes_ // (target.l2_bytes // 4))  # type: ignore[operator]
@@ -80,7 +80,7 @@ def dot_conv(sch: Any, target: Target) -> None:
     parallel = target.threads > 1 and macs >= 4 * MIN_PARALLEL_MACS
     threads = target.threads if parallel else 1
     source = anchor.block.reads[0].source
-    bytes_ = int(str(source.dtype).lstrip("uint")) // 8
+    bytes_ = _bytes(source)
     row_bytes = bytes_ * int(source.shape[1]) * int(source.shape[2]) * int(source.shape[3]) // height
     ideal = max(threads * 2 if parallel else 1, batch * height * row_bytes // (target.l2_bytes // 4))
     outer_panels = divisors(panels) if parallel and "pack" not in packs else [1]
@@ -154,7 +154,15 @@ def _tensorize(sch: Any, block: Any, reduction: Any, lane: Any, anchor: Info, ta
     if unit != "plain":
         if unit == "pair16" and target.has("avx512_vnni") and target.vector_bytes == 64:
             unit = "pair16_vnni"
+        text = imported_text(unit, lanes)
+        if text is not None:
+            sch.annotate(sch.get_loops(block)[0], "pragma_import_llvm", text)
         sch.tensorize(lane, name_of(unit, lanes))
+
+
+def _bytes(buffer: Any) -> int:
+    """Of one element."""
+    return int("".join(c for c in str(buffer.dtype).removeprefix("bfloat") if c.isdigit())) // 8
 
 
 def _before(sch: Any, info: Info, group: Any, threads: int) -> None:

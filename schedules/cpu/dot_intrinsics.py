@@ -16,15 +16,23 @@ OPERANDS = {
     "pair16": ("int16", "int16", 2),
     "pair16_vnni": ("int16", "int16", 2),
     "sdot": ("int8", "int8", 4),
+    "bf16": ("bfloat16", "bfloat16", 2),
 }
-_WIDTHS = {"sdot": (4,), "pair16": (4, 8, 16), "maddubs": (4, 8, 16), "vnni": (4, 8, 16), "pair16_vnni": (4, 8, 16)}
+_WIDTHS = {
+    "sdot": (4,),
+    "pair16": (4, 8, 16),
+    "maddubs": (4, 8, 16),
+    "vnni": (4, 8, 16),
+    "pair16_vnni": (4, 8, 16),
+    "bf16": (4, 8, 16),
+}
 
 _DESCRIPTION = """
 @T.prim_func(s_tir=True)
 def main(a: T.handle, b: T.handle, c: T.handle) -> None:
     A = T.match_buffer(a, ({depth},), "{data}", offset_factor=1)
     B = T.match_buffer(b, ({lanes}, {depth}), "{weight}", offset_factor=1)
-    C = T.match_buffer(c, ({lanes},), "int32", offset_factor=1, scope="local")
+    C = T.match_buffer(c, ({lanes},), "{sums}", offset_factor=1, scope="local")
     with T.sblock("root"):
         T.reads(C[0:{lanes}], A[0:{depth}], B[0:{lanes}, 0:{depth}])
         T.writes(C[0:{lanes}])
@@ -32,7 +40,7 @@ def main(a: T.handle, b: T.handle, c: T.handle) -> None:
             for i in T.serial(0, {depth}):
                 with T.sblock("update"):
                     vj, vi = T.axis.remap("SR", [j, i])
-                    C[vj] = C[vj] + T.cast(A[vi], "int32") * T.cast(B[vj, vi], "int32")
+                    C[vj] = C[vj] + T.cast(A[vi], "{sums}") * T.cast(B[vj, vi], "{sums}")
 """
 
 _IMPLEMENTATION = """
@@ -40,7 +48,7 @@ _IMPLEMENTATION = """
 def main(a: T.handle, b: T.handle, c: T.handle) -> None:
     A = T.match_buffer(a, ({depth},), "{data}", offset_factor=1)
     B = T.match_buffer(b, ({lanes}, {depth}), "{weight}", offset_factor=1)
-    C = T.match_buffer(c, ({lanes},), "int32", offset_factor=1, scope="local")
+    C = T.match_buffer(c, ({lanes},), "{sums}", offset_factor=1, scope="local")
     with T.sblock("root"):
         T.reads(C[0:{lanes}], A[0:{depth}], B[0:{lanes}, 0:{depth}])
         T.writes(C[0:{lanes}])
@@ -52,12 +60,40 @@ _DATA = (
     'T.reinterpret(T.broadcast(T.reinterpret(A.vload([0], "{data}x{depth}"), dtype="int32"), {lanes}),'
     ' dtype="{as_type}x{elements}")'
 )
-_SUMS = 'C.vload([0], "int32x{lanes}")'
+_SUMS = 'C.vload([0], "{sums}x{lanes}")'
+
+# TVM widens values of bfloat16 to float32 wherever they appear, arguments of an LLVM intrinsic included: the step is a
+# function that reads its operands itself.
+_BF16_TEXT = """
+declare <{lanes} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(<{lanes} x float>, <{pairs} x bfloat>, <{pairs} x bfloat>)
+define weak_odr hidden <{lanes} x float> @tvmx_dpbf16_{lanes}(<{lanes} x float> %c, ptr %a, i32 %i, ptr %b, i32 %j) alwaysinline {{
+  %p = getelementptr bfloat, ptr %a, i32 %i
+  %q = getelementptr bfloat, ptr %b, i32 %j
+  %one = load i32, ptr %p, align 2
+  %low = insertelement <{lanes} x i32> poison, i32 %one, i64 0
+  %all = shufflevector <{lanes} x i32> %low, <{lanes} x i32> poison, <{lanes} x i32> zeroinitializer
+  %x = bitcast <{lanes} x i32> %all to <{pairs} x bfloat>
+  %y = load <{pairs} x bfloat>, ptr %q, align 2
+  %r = call <{lanes} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(<{lanes} x float> %c, <{pairs} x bfloat> %x, <{pairs} x bfloat> %y)
+  ret <{lanes} x float> %r
+}}
+"""  # noqa: E501
 
 
 def name_of(unit: str, lanes: int) -> str:
     """The registered name of a unit's step over `lanes` sums."""
     return f"tvmx_dot_{unit}_{lanes}"
+
+
+def imported_text(unit: str, lanes: int) -> str | None:
+    """LLVM text that a kernel built on the unit imports (`pragma_import_llvm`), if any."""
+    if unit != "bf16":
+        return None
+    return _BF16_TEXT.format(lanes=lanes, pairs=2 * lanes, bits=32 * lanes)
+
+
+def _sums_of(unit: str) -> str:
+    return "float32" if unit == "bf16" else "int32"
 
 
 def install() -> None:
@@ -78,7 +114,7 @@ def _functions(unit: str, lanes: int) -> tuple[Any, Any]:
     from tvm.script import from_source
 
     data, weight, depth = OPERANDS[unit]
-    terms = {"data": data, "weight": weight, "depth": depth, "lanes": lanes}
+    terms = {"data": data, "weight": weight, "depth": depth, "lanes": lanes, "sums": _sums_of(unit)}
     body = _body(unit, lanes, {**terms, "elements": lanes * depth})
     return from_source(_DESCRIPTION.format(**terms)), from_source(_IMPLEMENTATION.format(**terms, body=body))
 
@@ -90,6 +126,9 @@ def _call(name: str, dtype: str, *args: str) -> str:
 def _body(unit: str, lanes: int, terms: dict[str, Any]) -> str:
     bits, sums = lanes * 32, _SUMS.format(**terms)
     weights = _WEIGHTS.format(**terms)
+    if unit == "bf16":
+        operands = ", ".join(f'{m}.data, T.cast({m}.elem_offset, "int32")' for m in "AB")
+        return f'T.call_extern("float32x{lanes}", "tvmx_dpbf16_{lanes}", {sums}, {operands})'
     data = _DATA.format(**terms, as_type="int16" if unit.startswith("pair16") else "int8")
     out = f"int32x{lanes}"
     if unit == "vnni":

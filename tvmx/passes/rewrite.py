@@ -39,6 +39,7 @@ class Scope:
         self.builder = builder
         self.mod = mod
         self.name = ""  # of the variable whose definition is being rewritten; what `emit` makes takes it too
+        self.made_kernels = False
         self._uses = uses
         self._definitions: dict[Any, Any] = {}
 
@@ -60,6 +61,11 @@ class Scope:
         """The call that defines `expr` if its operator is one of `names` (without "relax."), else None."""
         found = self.definition(expr)
         return found if op_name(found) in names else None
+
+    def kernel(self, compute: Callable[..., Any], *args: Any, name: str) -> Any:
+        """A call (not yet bound) of a new TensorIR function."""
+        self.made_kernels = True
+        return self.builder.call_te(compute, *args, primfunc_name_hint=name)
 
     def emit(self, expr: Any) -> Any:
         """Bind an intermediate result; the variable that holds it."""
@@ -159,7 +165,10 @@ def rewrite_pass(name: str, rules: Sequence[RewriteRule], events: Events | None 
             for gv, func in mod.functions_items():
                 if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                     walker = _walker()(mod, func, table, counts, events)
-                    mod[gv] = walker.visit_expr(func)
+                    after = walker.visit_expr(func)
+                    if walker.scope.made_kernels:
+                        mod = walker.builder_.get()
+                    mod[gv] = after
             if sum(counts.values()) == before:
                 break
             mod = relax.transform.CanonicalizeBindings()(mod)

@@ -17,6 +17,7 @@ WINOGRAD = 0.6  # of the direct kernel's time; it exists for float32 weights onl
 DRAM_BYTES_PER_CYCLE = 6.0
 L3_BYTES_PER_CYCLE = 10.0
 L2_BYTES_PER_CYCLE = 32.0
+PAIR_GAIN = 1.8  # two products an instruction, of the same number of loads and broadcasts an instruction
 MARGIN = 0.995  # nothing is rounded for less
 
 TENSOR_CORE = frozenset({"fp16"})  # what the GPU kernels multiply; bfloat16 would run without Tensor Cores
@@ -34,18 +35,23 @@ class Verdict:
     reason: str
 
 
-def has_arithmetic(target: Target, precision: str) -> bool:
-    """Does the target multiply in this type and accumulate in float32, by an instruction that our kernels use?"""
-    return target.kind != "cpu" and precision in TENSOR_CORE
+def has_arithmetic(target: Target, precision: str, op: Operator) -> bool:
+    """Does the target multiply `op` in this type and accumulate in float32, by an instruction that our kernels use?"""
+    if target.kind != "cpu":
+        return precision in TENSOR_CORE
+    return precision == "bf16" and op.dots and target.has("avx512_bf16") and target.vector_bytes == 64
 
 
 def judge(op: Operator, precision: str, target: Target, total_weights: int) -> Verdict:
     """Whether `op` is faster in 16 bits. `total_weights`: elements of all constants, which share the caches."""
     if target.kind != "cpu":
-        able = has_arithmetic(target, precision)
+        able = has_arithmetic(target, precision, op)
         return Verdict(able, f"{target.name} has {'' if able else 'no '}{precision} kernels")
     if not any(target.has(*needed) for needed in CONVERTERS[precision]):
         return Verdict(False, f"the CPU has no {precision} arithmetic and no conversion of vectors")
+    if has_arithmetic(target, precision, op):
+        ratio = _cycles(op, 2, target, total_weights, PAIR_GAIN) / _cycles(op, 4, target, total_weights)
+        return Verdict(ratio < MARGIN, f"pairs of {precision} products: modelled at {ratio:.2f}x the time")
     if not op.weights:
         return Verdict(False, f"no {precision} arithmetic on this CPU, and activations stay in cache")
     wide, short = (_cycles(op, size, target, total_weights) for size in (4, 2))
@@ -57,8 +63,8 @@ def judge(op: Operator, precision: str, target: Target, total_weights: int) -> V
     return Verdict(True, f"16-bit storage, float32 arithmetic: modelled at {ratio:.2f}x the time")
 
 
-def _cycles(op: Operator, size: int, target: Target, total_weights: int) -> float:
-    arithmetic = op.macs / target.lanes("float32")
+def _cycles(op: Operator, size: int, target: Target, total_weights: int, gain: float = 1.0) -> float:
+    arithmetic = op.macs / target.lanes("float32") / gain
     if size == 4 and op.winograd:
         arithmetic *= WINOGRAD
     touched = op.weights if op.macs else min(op.weights, op.elements)  # a look-up reads only its rows

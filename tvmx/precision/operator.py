@@ -25,6 +25,7 @@ class Operator:
     weights: int = 0  # elements of constant operands that would be stored in the operator's precision
     elements: int = 0  # elements of the results
     winograd: bool = False  # a 3×3 convolution that the faster float32 kernel may take
+    dots: bool = False  # a product that kernels of pairs of 16-bit values can compute: dense, of static shapes
     largest: float = 0.0  # largest magnitude of a constant operand or attribute, infinities left out
     smallest: float = 1.0  # smallest magnitude above zero of a constant that an addition or a logarithm may need
     finite: bool = True  # no constant operand holds an infinity or a NaN

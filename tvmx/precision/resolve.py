@@ -169,7 +169,7 @@ class _Resolver:
 
     def only_stored(self, op: Operator, choice: _Choice) -> bool:
         precision = choice.assignment.precision
-        return precision in SHORT and op.role == "dense" and not has_arithmetic(self.target, precision)
+        return precision in SHORT and op.role == "dense" and not has_arithmetic(self.target, precision, op)
 
     def move_with_neighbours(self) -> None:
         """An operator that only moves elements takes the type that comes in, or the one that all its readers want."""

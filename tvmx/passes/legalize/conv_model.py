@@ -36,15 +36,18 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def register_tile(positions: int, channels: int, reduction: int, target: Target, rounding: bool = True) -> Tile:
+def register_tile(
+    positions: int, channels: int, reduction: int, target: Target, rounding: bool = True, narrow: float = NARROW_FMA
+) -> Tile:
     """The tile with the fewest predicted cycles for `positions` × `channels` outputs of `reduction` MACs each.
 
     `positions` is what the row loop covers (N·H·W when they are fused, else the width of an output row). With
-    `rounding` the last tile of a row may compute positions past the end.
+    `rounding` the last tile of a row may compute positions past the end. `narrow` is what an operation on half a vector
+    costs beside one on a full one.
     """
     best: tuple[float, Tile] | None = None
     for tile in _tiles(positions, channels, target, rounding):
-        cost = tile_cycles(tile, positions, channels, reduction, target)
+        cost = tile_cycles(tile, positions, channels, reduction, target, narrow)
         if best is None or cost < best[0] * 0.999:
             best = (cost, tile)
     assert best is not None
@@ -70,10 +73,12 @@ def most_rows(vectors: int, target: Target) -> int:
     return (target.vector_registers - 2 - vectors) // vectors
 
 
-def tile_cycles(tile: Tile, positions: int, channels: int, reduction: int, target: Target) -> float:
+def tile_cycles(
+    tile: Tile, positions: int, channels: int, reduction: int, target: Target, narrow: float = NARROW_FMA
+) -> float:
     """Predicted cycles of the whole layer, at one full-vector FMA and one load a cycle."""
     full = target.lanes("float32")
-    fma = 1.0 if tile.lanes == full else NARROW_FMA
+    fma = 1.0 if tile.lanes == full else narrow
     load = 1.0 if tile.lanes == full else 0.6
     tiles = math.ceil(positions / tile.rows) * math.ceil(channels / tile.panel)
     arithmetic = tile.rows * tile.vectors * fma

@@ -15,17 +15,18 @@ from tvmx.target import Target
 
 @dataclass(frozen=True)
 class DotUnit:
-    """`depth` products are added into each int32 lane by one step; activations and weights have these dtypes."""
+    """One step adds `depth` products into each lane of dtype `sums`; activations and weights have these dtypes."""
 
     name: str
     data: str
     weight: str
     depth: int
     macs_per_cycle: float  # of one core, where one float32 FMA of full vectors a cycle is `lanes("float32")`
+    sums: str = "int32"
 
     @property
     def data_bytes(self) -> int:
-        return np.dtype(self.data).itemsize
+        return 2 if self.data == "bfloat16" else np.dtype(self.data).itemsize
 
 
 def unit_of(target: Target, data: str, weight: str, values: np.ndarray | None = None) -> DotUnit:
@@ -45,6 +46,13 @@ def unit_of(target: Target, data: str, weight: str, values: np.ndarray | None = 
     if target.arch == "x86_64":
         return DotUnit("pair16", "int16", "int16", 2, 2.0 * lanes / (1 if target.has("avx512_vnni") else 2))
     return DotUnit("plain", "int16", "int16", 1, 1.0 * lanes)
+
+
+def bf16_unit(target: Target) -> DotUnit | None:
+    """VDPBF16PS, if the target has it: pairs of bfloat16 products added to float32 sums."""
+    if target.arch == "x86_64" and target.vector_bytes == 64 and target.has("avx512_bf16"):
+        return DotUnit("bf16", "bfloat16", "bfloat16", 2, 2.0 * target.lanes("float32"), "float32")
+    return None
 
 
 def has_vnni(target: Target) -> bool:

@@ -11,6 +11,11 @@ from typing import Any
 
 from tvmx.target import Target
 
+Table = dict[str, Callable[[Any, Any], Any]]
+Before = Callable[[Any], Any]
+"""The operator that a variable was bound to before its lowering, None for a parameter. A kernel may compute what that
+operator does by itself; the lowered one is dead code if nobody else reads it."""
+
 
 def legalize_early(target: Target) -> Any:
     """The pass. A legalizer that returns None leaves its call for LegalizeOps."""
@@ -19,7 +24,8 @@ def legalize_early(target: Target) -> Any:
 
     from tvmx.passes.legalize import integer, tensor_core
 
-    table = {**integer.legalizers(target), **tensor_core.early_legalizers(target)}
+    def table(before: Before) -> Table:
+        return {**integer.legalizers(target, before), **tensor_core.early_legalizers(target)}
 
     def run(mod: Any, _: Any) -> Any:
         for gv, func in mod.functions_items():
@@ -45,9 +51,14 @@ def _walker_class() -> Any:
 
         @relax.expr_functor.mutator
         class EarlyWalker(relax.PyExprMutator):  # type: ignore[misc]
-            def __init__(self, mod: Any, table: dict[str, Callable[[Any, Any], Any]]) -> None:
+            def __init__(self, mod: Any, table: Callable[[Before], Table]) -> None:
                 super().__init__(mod)
-                self.table = table
+                self.before: dict[Any, Any] = {}
+                self.table = table(self.before.get)
+
+            def visit_var_binding_(self, binding: Any) -> None:
+                super().visit_var_binding_(binding)
+                self.before[binding.var] = binding.value  # a lowered operator of the same type keeps its variable
 
             def visit_call_(self, call: Any) -> Any:
                 call = self.builder_.normalize(super().visit_call_(call))

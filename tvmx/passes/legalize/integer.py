@@ -12,27 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, integer_pool, integer_te, weight_only
+from tvmx.passes.legalize import conv_te, first_layer, integer_pool, integer_te, integer_transpose, weight_only
 from tvmx.passes.legalize import matmul as float_matmul
 from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
 from tvmx.passes.legalize.conv_te import Window
-from tvmx.passes.legalize.dot_unit import DotUnit, unit_of
+from tvmx.passes.legalize.dot_unit import DotUnit, bf16_unit, unit_of
 from tvmx.passes.legalize.integer_te import IntegerProduct
 from tvmx.target import Target
 
 BYTES = ("int8", "uint8")
 WEIGHTS = ("int8", "int16")
+SHORT = "bfloat16"
+NARROW_DOT = 1.0  # a dot-product step of half a vector takes as long as one of a full vector
 
 
-def legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
-    """Integer cases by operator, for `legalize_early`; None for what is none."""
+def legalizers(target: Target, before: Callable[[Any], Any]) -> dict[str, Callable[[Any, Any], Any]]:
+    """Integer cases by operator, for `legalize_early`; None for what is none. `before`: see there."""
     if target.kind != "cpu":
         return {}
     return {
-        "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, target) if is_integer(call) else None,
+        "relax.nn.conv2d": lambda bb, call: _conv2d(bb, call, target, before) if has_unit(call, target) else None,
+        "relax.nn.conv2d_transpose": lambda bb, call: integer_transpose.legalize(bb, call, target),
         "relax.matmul": lambda bb, call: (
-            _matmul(bb, call, target) if is_integer(call) else weight_only.matmul(bb, call, target)
+            _matmul(bb, call, target) if has_unit(call, target) else weight_only.matmul(bb, call, target)
         ),
         "relax.mean": integer_pool.mean,
         "relax.nn.avg_pool2d": integer_pool.avg_pool2d,
@@ -46,12 +49,27 @@ def is_integer(call: Any) -> bool:
     return all(str(a.ty.dtype) in (*BYTES, *WEIGHTS) for a in call.args[:2])
 
 
+def has_unit(call: Any, target: Target) -> bool:
+    """Is this a product of small integers, or of two bfloat16 operands on a target with a unit for them?"""
+    return is_integer(call) or (is_bf16(call) and bf16_unit(target) is not None)
+
+
+def is_bf16(call: Any) -> bool:
+    return str(call.ty.dtype) == "float32" and all(str(a.ty.dtype) == SHORT for a in call.args[:2])
+
+
+def _unit(call: Any, target: Target, data: str, weight: str, values: Any = None) -> DotUnit:
+    unit = bf16_unit(target) if is_bf16(call) else unit_of(target, data, weight, values)
+    assert unit is not None
+    return unit
+
+
 def offset_of(dtype: str, unit: DotUnit) -> int:
     """What is added to data of `dtype` so that it fits the unit's dtype."""
     return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, unit.data), 0)
 
 
-def _conv2d(bb: Any, call: Any, target: Target) -> Any:
+def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) -> Any:
     """R.nn.conv2d over NHWC × HWIO with constant weights; None for another form."""
     from tvm import relax
 
@@ -63,30 +81,41 @@ def _conv2d(bb: Any, call: Any, target: Target) -> Any:
     pads = tuple(int(p) for p in attrs.padding)
     x, pads, fill = through_padding(bb, x, pads)
     shape = static_shape(x)
-    if filters is None or shape is None or str(filters.dtype) not in WEIGHTS:
+    if filters is None or shape is None or str(filters.dtype) not in (*WEIGHTS, SHORT):
         return None
     kh, kw, mine, out = filters.shape
     groups = int(attrs.groups)
     window = Window((kh, kw), _pair(attrs.strides), pads, _pair(attrs.dilation))  # type: ignore[arg-type]
     if groups > 1 and mine == 1 and out == groups:
-        return _depthwise(bb, call, x, filters, window, fill)
+        return None if is_bf16(call) else _depthwise(bb, call, x, filters, window, fill)
     data = str(x.ty.dtype)
-    unit = unit_of(target, data, str(filters.dtype), filters)
+    unit = _unit(call, target, data, str(filters.dtype), filters)
     offset = offset_of(data, unit)
     ow = window.output(*shape[1:3])[1]
     count = integer_te.steps(mine, unit)
     if window.is_pointwise and groups == 1:
         return _pointwise(bb, x, filters[0, 0], unit, offset, target)
-    tile = register_tile(ow, out // groups, kh * kw * count, target)
+    tile = register_tile(ow, out // groups, kh * kw * count, target, narrow=NARROW_DOT)
     packed = relax.const(integer_te.pack_filters(filters.astype(unit.weight), tile.panel, unit, groups))
+    size = None
+    if groups == 1 and not offset and unit.depth == first_layer.CHANNELS:
+        needed = integer_te.padded_size(shape[1:3], window, tile.rows)
+        ready = first_layer.quantized_image(bb, x, before, window.pads, needed, fill, target)
+        if ready is not None:
+            x, size = ready, shape[1:3]
     args = [x, packed]
     if offset:
-        args.append(relax.const(_correction(filters, offset, tile.panel, groups)))
+        args.append(relax.const(correction_of(filters, offset, tile.panel, groups)))
 
     def compute(a: Any, w: Any, c: Any = None) -> Any:
-        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups)
+        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups, size=size)
 
-    return emit(bb, compute, "conv2d_int8", *args)
+    return emit(bb, compute, f"conv2d_{suffix(unit)}", *args)
+
+
+def suffix(unit: DotUnit) -> str:
+    """What the kernel's name ends with."""
+    return "int8" if unit.sums == "int32" else "bf16"
 
 
 def through_padding(bb: Any, x: Any, pads: tuple[int, ...]) -> tuple[Any, tuple[int, ...], int]:
@@ -103,7 +132,7 @@ def through_padding(bb: Any, x: Any, pads: tuple[int, ...]) -> tuple[Any, tuple[
     return bound.args[0], (widths[2], widths[4], widths[3], widths[5]), int(bound.attrs.pad_value)
 
 
-def _correction(filters: np.ndarray, offset: int, panel: int, groups: int) -> np.ndarray:
+def correction_of(filters: np.ndarray, offset: int, panel: int, groups: int) -> np.ndarray:
     """-offset · (sum of each channel's weights), in the order of the packed panels."""
     sums = -offset * filters.astype(np.int64).sum((0, 1, 2))
     mine = len(sums) // groups
@@ -120,7 +149,7 @@ def _pointwise(bb: Any, x: Any, matrix: np.ndarray, unit: DotUnit, offset: int, 
     p = _plan(1, n * h * w, out, depth, unit, target)
     args = [x, relax.const(_panels(matrix, p))]
     if offset:
-        args.append(relax.const(_correction(matrix[None, None], offset, p.panel, 1)))
+        args.append(relax.const(correction_of(matrix[None, None], offset, p.panel, 1)))
 
     def compute(a: Any, b: Any, c: Any = None) -> Any:
         from tvm import te
@@ -138,7 +167,7 @@ def _pointwise(bb: Any, x: Any, matrix: np.ndarray, unit: DotUnit, offset: int, 
         left = integer_te.rows_of(element, str(a.dtype), p, offset)
         return integer_te.product(left, b, p, finish)
 
-    return emit(bb, compute, "conv2d_1x1_int8", *args)
+    return emit(bb, compute, f"conv2d_1x1_{suffix(unit)}", *args)
 
 
 def _depthwise(bb: Any, call: Any, x: Any, filters: np.ndarray, window: Window, fill: int) -> Any:
@@ -157,7 +186,7 @@ def _depthwise(bb: Any, call: Any, x: Any, filters: np.ndarray, window: Window, 
 
 
 def _plan(groups: int, m: int, n: int, k: int, unit: DotUnit, target: Target) -> IntegerProduct:
-    tile = register_tile(m, n, integer_te.steps(k, unit), target)
+    tile = register_tile(m, n, integer_te.steps(k, unit), target, narrow=NARROW_DOT)
     return IntegerProduct(groups, m, n, k, tile.rows, tile.panel, unit)
 
 
@@ -173,7 +202,9 @@ def _matmul(bb: Any, call: Any, target: Target) -> Any:
 
     a, b = (float_matmul.operand(bb, arg) for arg in call.args)
     out_shape = static_shape(call)
-    if a is None or b is None or out_shape is None or str(call.ty.dtype) != "int32" or 0 in out_shape:
+    if a is None or b is None or out_shape is None or 0 in out_shape:
+        return None
+    if not is_bf16(call) and str(call.ty.dtype) != "int32":
         return None
     data, weight = (str(o.value.ty.dtype) for o in (a, b))
     n, k = b.columns, a.columns
@@ -184,7 +215,7 @@ def _matmul(bb: Any, call: Any, target: Target) -> Any:
         if matrix.dtype == np.uint8:
             matrix = matrix.astype(np.int16)
             weight = "int16"
-        unit = unit_of(target, data, weight, matrix)
+        unit = _unit(call, target, data, weight, matrix)
         plain = not a.transposed or math.prod(a.batch) == 1
         if not plain:
             return None
@@ -192,14 +223,40 @@ def _matmul(bb: Any, call: Any, target: Target) -> Any:
         offset = offset_of(data, unit)
         args = [a.value, relax.const(_panels(matrix, p))]
         if offset:
-            args.append(relax.const(_correction(matrix[None, None], offset, p.panel, 1)))
+            args.append(relax.const(correction_of(matrix[None, None], offset, p.panel, 1)))
 
         def shared(x: Any, w: Any, c: Any = None) -> Any:
             rows = integer_te.rows_of(_flat_rows(a, x, out_shape), data, p, offset)
             return integer_te.product(rows, w, p, _output(out_shape, c, lambda *i: (0, _flat(i, out_shape))))
 
-        return emit(bb, shared, "matmul_int8", *args)
+        return emit(bb, shared, f"matmul_{suffix(unit)}", *args)
+    if is_bf16(call):
+        return _computed_bf16(bb, a, b, out_shape, target)
     return _computed(bb, a, b, out_shape, target)
+
+
+def _computed_bf16(bb: Any, a: Any, b: Any, out_shape: tuple[int, ...], target: Target) -> Any:
+    """Both operands computed, in bfloat16; the right one is packed in the kernel."""
+    from tvm import te
+
+    unit = bf16_unit(target)
+    assert unit is not None
+    groups = math.prod(out_shape[:-2])
+    p = _plan(groups, out_shape[-2], b.columns, a.columns, unit, target)
+
+    def compute(x: Any, y: Any) -> Any:
+        rows = integer_te.rows_of(a.access(x, out_shape[:-2]), SHORT, p, 0)
+        panels = integer_te.panels_of(b.access(y, out_shape[:-2]), p, 0, groups)
+
+        def value(sums: Any, i: tuple[Any, ...]) -> Any:
+            g, m = _grouped(i, out_shape)
+            return sums[g, m, i[-1]]
+
+        return integer_te.product(
+            rows, panels, p, lambda sums: te.compute(out_shape, lambda *i: value(sums, i), name="unpack")
+        )
+
+    return emit(bb, compute, "batch_matmul_bf16", a.value, b.value)
 
 
 def _computed(bb: Any, a: Any, b: Any, out_shape: tuple[int, ...], target: Target) -> Any:
@@ -209,7 +266,7 @@ def _computed(bb: Any, a: Any, b: Any, out_shape: tuple[int, ...], target: Targe
     """
     from tvm import te, tirx
 
-    (a, za), (b, zb) = (_codes(bb, o) for o in (a, b))
+    (a, za), (b, zb) = (codes_of(bb, o) for o in (a, b))
     data, weight = (str(o.value.ty.dtype) for o in (a, b))
     if data not in BYTES or weight not in BYTES:
         return None
@@ -271,7 +328,7 @@ def _batch_access(operand: Any, sums: Any, index: tuple[Any, ...], last: Any) ->
     return sums[tuple([*(0 if d == 1 else i for i, d in zip(batch, operand.batch)), last])]
 
 
-def _codes(bb: Any, operand: Any) -> tuple[Any, int]:
+def codes_of(bb: Any, operand: Any) -> tuple[Any, int]:
     """(the operand's 8-bit codes, zero point) where it is int16(codes) - zero, as the qdq phase writes it."""
     import dataclasses
 
@@ -364,18 +421,29 @@ def quantize(bb: Any, call: Any) -> Any:
                 element = element / s
             elif s != 1.0:
                 element = element / tirx.const(s, "float32")
-            steps = tirx.nearbyint(element)
             if isinstance(z, float):
-                steps = tirx.max(tirx.min(steps, tirx.const(high - z, "float32")), tirx.const(low - z, "float32"))
-                wide = steps.astype("int32")
-                return (wide + tirx.const(int(z), "int32") if z else wide).astype(dtype)
-            steps = steps + z.astype("float32")
+                bounded = tirx.max(tirx.min(element, tirx.const(high - z, "float32")), tirx.const(low - z, "float32"))
+                return rounded(bounded, int(z)).astype(dtype)
+            steps = tirx.nearbyint(element) + z.astype("float32")
             bounded = tirx.max(tirx.min(steps, tirx.const(high, "float32")), tirx.const(low, "float32"))
             return bounded.astype("int32").astype(dtype)
 
         return te.compute(x.shape, value, name="quantize")
 
     return bb.call_te(compute, call.args[0], *operands, primfunc_name_hint="quantize")
+
+
+# Added to a float32 below 2^22 in size it leaves the integer next to it, ties to even, in the low bits.
+ROUNDER = 12582912.0  # 1.5 · 2^23
+ROUNDER_BITS = 0x4B400000
+
+
+def rounded(value: Any, plus: int) -> Any:
+    """int32 of a float32 of at most 2^22 in size, rounded half to even, plus a constant: two operations on any CPU."""
+    from tvm import tirx
+
+    bits = tirx.reinterpret("int32", value + tirx.const(ROUNDER, "float32"))
+    return bits - tirx.const(ROUNDER_BITS - plus, "int32")
 
 
 def dequantize(bb: Any, call: Any) -> Any:

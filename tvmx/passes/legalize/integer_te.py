@@ -78,6 +78,18 @@ def convert(value: Any, dtype: str, offset: int) -> Any:
     return (value.astype("int16") + tirx.const(offset, "int16")).astype(dtype)
 
 
+def padded_size(size: tuple[int, int], window: Window, rows: int) -> tuple[int, int]:
+    """Rows and columns of the input, padding included, that a convolution in tiles of `rows` columns reads."""
+    (sh, sw), (dh, dw), (kh, kw) = window.strides, window.dilation, window.kernel
+    oh, ow = window.output(*size)
+    columns = math.ceil(ow / rows) * rows
+    return (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1
+
+
+Finish = Callable[[Any, Callable[[Any], Any]], Any]
+"""(sums [N, OH, columns, P·nb], the correction of a stored channel or 0) → the output."""
+
+
 def conv(
     x: Any,
     packed: Any,
@@ -89,35 +101,42 @@ def conv(
     fill: int,
     correction: Any = None,
     groups: int = 1,
+    size: tuple[int, int] | None = None,
+    finish: Finish | None = None,
 ) -> Any:
     """Integer convolution. x[N, H, W, G·K], packed[P, KH, KW, steps, nb, depth] → int32 [N, OH, OW, channels].
 
-    `rows` is the register tile along an output row; `correction` [P·nb] int32 is added to the sums.
+    `rows` is the register tile along an output row; `correction` [P·nb] int32 is added to the sums. With `size`, the
+    image's own (H, W), x is padded as the unit reads it already. `finish` makes another output of the sums.
     """
     from tvm import te
 
     n, h, w, _ = (int(d) for d in x.shape)
     panels, kh, kw, count, width, depth = (int(d) for d in packed.shape)
     (sh, sw), (dh, dw) = window.strides, window.dilation
-    oh, ow = window.output(h, w)
+    oh, ow = window.output(*(size or (h, w)))
     columns = math.ceil(ow / rows) * rows
-    top, left = window.pads[:2]
-    needed = (oh - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1
-    plain = not any(window.pads) and needed[0] <= h and needed[1] <= w
-    size = (h, w) if plain else needed
-    source = image(x, unit, offset, Padding((top, left, 0, 0), fill), size[0], size[1], groups)
+    source = x
+    if size is None:
+        needed = padded_size((h, w), window, rows)
+        plain = not any(window.pads) and needed[0] <= h and needed[1] <= w
+        around = Padding((*window.pads[:2], 0, 0), fill)
+        source = image(x, unit, offset, around, *((h, w) if plain else needed), groups)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     k, ki = te.reduce_axis((0, count), "k"), te.reduce_axis((0, depth), "ki")
 
-    def product(b: Any, i: Any, j: Any, o: Any) -> Any:
+    def product(n_: Any, i: Any, j: Any, o: Any) -> Any:
         step = k if groups == 1 else o // width // (panels // groups) * count + k
-        a = source[b, i * sh + ry * dh, j * sw + rx * dw, step * depth + ki]
-        return te.sum(a.astype("int32") * packed[o // width, ry, rx, k, o % width, ki].astype("int32"), [ry, rx, k, ki])
+        a = source[n_, i * sh + ry * dh, j * sw + rx * dw, step * depth + ki]
+        b = packed[o // width, ry, rx, k, o % width, ki]
+        return te.sum(a.astype(unit.sums) * b.astype(unit.sums), [ry, rx, k, ki])
 
     mine, stored = channels // groups, panels // groups * width
-    detached = mine != stored and groups > 1
+    detached = finish is not None or (mine != stored and groups > 1)
     op = "dot_conv_detached" if detached else "dot_conv"
     out = te.compute((n, oh, columns, panels * width), product, name="dot", attrs=_attrs(op, unit, (rows, width)))
+    if finish is not None:
+        return finish(out, lambda o: 0 if correction is None else correction[o])
 
     def value(b: Any, i: Any, j: Any, o: Any) -> Any:
         at = o // mine * stored + o % mine if detached else o
@@ -199,8 +218,8 @@ def product(a: Access, panels: Any, p: IntegerProduct, finish: Callable[[Any], A
     k, ki = te.reduce_axis((0, p.steps), "k"), te.reduce_axis((0, p.unit.depth), "ki")
 
     def body(g: Any, m: Any, j: Any) -> Any:
-        left = a(g, m, k * p.unit.depth + ki).astype("int32")
-        right = panels[0 if shared else g, j // p.panel, k, j % p.panel, ki].astype("int32")
+        left = a(g, m, k * p.unit.depth + ki).astype(p.unit.sums)
+        right = panels[0 if shared else g, j // p.panel, k, j % p.panel, ki].astype(p.unit.sums)
         return te.sum(left * right, [k, ki])
 
     shape = (p.groups, p.padded_m, p.panels * p.panel)

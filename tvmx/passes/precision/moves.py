@@ -8,10 +8,22 @@ from typing import Any
 from tvmx.passes.rewrite import op_name
 from tvmx.schedule.tir import walk
 
+Read = Callable[[Any, tuple[Any, ...]], Any]
+"""(tensor, index) → the element that a moving kernel copies."""
+
 
 def moving_kernel(mod: Any, call: Any) -> Callable[..., Any] | None:
     """For a call_tir whose kernel copies each result element from one float operand: the kernel as a TE function of
     the call's operands, of any dtype. None for every other call.
+    """
+    found = moved_operand(mod, call)
+    return None if found is None else found[1]
+
+
+def moved_operand(mod: Any, call: Any) -> tuple[int, Callable[..., Any]] | None:
+    """(position of the operand whose elements the kernel copies, the kernel as `moving_kernel` gives it).
+
+    The kernel takes `read=`, how an element of that operand is read, and then any tensors in its place.
     """
     from tvm import relax, tirx
     from tvm.ir import TensorLoad
@@ -37,15 +49,19 @@ def moving_kernel(mod: Any, call: Any) -> Callable[..., Any] | None:
     ):
         return None
 
-    def kernel(*tensors: Any) -> Any:
+    moved = next(k for k, p in enumerate(params) if store.value.source.same_as(p))
+
+    def kernel(*tensors: Any, read: Read | None = None) -> Any:
         from tvm import te
 
         def at(*index: Any) -> Any:
-            return _with(store.value, list(zip(iterators, index)), list(zip(params, tensors)))
+            variables, operands = list(zip(iterators, index)), list(zip(params, tensors))
+            where = tuple(_with(i, variables, operands) for i in store.value.indices)
+            return tensors[moved](*where) if read is None else read(tensors[moved], where)
 
         return te.compute(store.buffer.ty.shape, at, name=blocks[0].name_hint)
 
-    return kernel
+    return moved, kernel
 
 
 def _with(expr: Any, indices: list[tuple[Any, Any]], tensors: list[tuple[Any, Any]]) -> Any:

@@ -123,6 +123,7 @@ class _Reader:
             dtype=dtype,
             macs=_macs(kind, value),
             winograd=_may_use_winograd(kind, value),
+            dots=_sums_of_pairs(kind, value),
             weights=numbers.weights,
             elements=sum(_size(r) for r in results if isinstance(r, relax.TensorType)),
             largest=max(numbers.largest, _attribute_size(value)),
@@ -221,6 +222,16 @@ def _macs(kind: str, call: Any) -> int:
     outputs = call.args[0].ty if "transpose" in kind else call.ty
     # weights OI* (IO* when transposed): each output (input) element meets all weights of its channel
     return _size(outputs) * math.prod(sizes) // max(1, sizes[0])
+
+
+def _sums_of_pairs(kind: str, call: Any) -> bool:
+    """A matrix product or a convolution that sums over several channels, all shapes known."""
+    if kind not in ("matmul", "nn.conv1d", "nn.conv2d"):
+        return False
+    shapes = [dims_of(e) for e in (*call.args[:2], call)]
+    if any(s is None or len(s) < 2 or not all(isinstance(d, int) for d in s) for s in shapes):
+        return False
+    return kind == "matmul" or (int((shapes[1] or ())[1]) > 1 and as_array(call.args[1]) is not None)
 
 
 def _may_use_winograd(kind: str, call: Any) -> bool:

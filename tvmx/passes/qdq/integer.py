@@ -17,6 +17,7 @@ from tvmx.passes.qdq.params import RANGE, Dequantized, QParams, dequantized, fit
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of
 
 EXACT_FLOAT = 1 << 24
+MIN_TRANSPOSED = 8  # channels of a transposed convolution's result
 
 
 def integer_conv(scope: Scope, call: Any) -> Any:
@@ -69,6 +70,50 @@ def integer_conv(scope: Scope, call: Any) -> Any:
     )
     offset = -int(params.zero) * weights.sum((0, 1, 2))
     return _scaled(scope, sums, offset, params.scale.astype(np.float64) * scale.astype(np.float64))
+
+
+def integer_transpose(scope: Scope, call: Any) -> Any:
+    """conv2d_transpose over NHWC, one group; the zero point is taken off the data, which the kernel undoes."""
+    from tvm import relax
+
+    x, w = (dequantized(scope, a) for a in call.args)
+    refusal = _operands(x, w)
+    if refusal is not None:
+        return refusal
+    assert isinstance(x, Dequantized)
+    assert isinstance(w, Dequantized)
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO"):
+        return Refusal(f"layout {attrs.data_layout}, {attrs.kernel_layout} has no integer kernel")
+    codes = as_array(scope.definition(w.codes))
+    if codes is None:
+        return Refusal("the weights are not constant")
+    if int(attrs.groups) != 1 or any(int(d) != 1 for d in attrs.dilation):
+        return Refusal("groups and dilation have no integer kernel")
+    if w.params.axis not in (None, 3):
+        return Refusal(f"weights are scaled along axis {w.params.axis}, not per output channel")
+    if not all(isinstance(d, int) for d in dims_of(x.codes) or (None,)):
+        return Refusal("a dimension of the input is symbolic")
+    out = codes.shape[3]
+    if out < MIN_TRANSPOSED:
+        return Refusal("moving few channels to their places costs more than the product saves")
+    scale, zero = w.params.along(out)
+    weights = codes.astype(np.int64) - zero
+    if int(np.abs(weights).sum((0, 1, 2)).max(initial=0)) * 255 >= 1 << 31:
+        return Refusal("the sums may leave int32")
+    sums = scope.emit(
+        relax.op.nn.conv2d_transpose(
+            centred(scope, x),
+            as_constant(weights.astype("int8" if fits(weights, "int8") else "int16")),
+            strides=attrs.strides,
+            padding=attrs.padding,
+            output_padding=attrs.output_padding,
+            data_layout="NHWC",
+            kernel_layout="HWIO",
+            out_dtype="int32",
+        )
+    )
+    return _scaled(scope, sums, np.zeros(1, np.int64), x.params.scale.astype(np.float64) * scale.astype(np.float64))
 
 
 def integer_matmul(scope: Scope, call: Any) -> Any:
@@ -226,6 +271,7 @@ def _narrow(scope: Scope, expr: Any) -> Any | None:
 
 RULES = (
     RewriteRule("integer_conv2d", ("nn.conv2d",), integer_conv),
+    RewriteRule("integer_transpose", ("nn.conv2d_transpose",), integer_transpose),
     RewriteRule("integer_matmul", ("matmul",), integer_matmul),
     RewriteRule("matmul_of_casts", ("matmul",), matmul_of_casts),
 )

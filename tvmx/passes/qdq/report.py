@@ -19,7 +19,7 @@ from tvmx.passes.rewrite import Events, dims_of, dtype_of, op_name
 ATTRIBUTE = "tvmx.qdq"
 
 INTEGER, EPILOGUE, CANCELLED, FOLDED, FLOAT = "integer", "fused", "cancelled", "folded", "float"
-INTEGER_RULES = ("integer_conv2d", "integer_matmul", "weight_only_matmul")
+INTEGER_RULES = ("integer_conv2d", "integer_transpose", "integer_matmul", "weight_only_matmul")
 SUMMED = ("mean", "nn.avg_pool2d")
 ELEMENTWISE = frozenset(
     """add subtract multiply divide maximum minimum negative abs sqrt rsqrt exp log tanh sigmoid erf clip power square
@@ -129,6 +129,8 @@ class _Program:
         integer = [rule for rule in INTEGER_RULES if rule in fired]
         if integer:
             return INTEGER, f"{name} reads the codes ({integer[0]})"
+        if "gather_codes" in fired:
+            return INTEGER, "codes are looked up, then scaled"
         if "fold_bias" in fired:
             return INTEGER, "joins the int32 sums as bias"
         if "sink_dequantize" in fired and depth < 16:
@@ -141,7 +143,7 @@ class _Program:
             return INTEGER, f"{name} sums the codes"
         if name in ELEMENTWISE:
             return EPILOGUE, f"computed in registers with {name}"
-        reason = self.reasons(reader) if name in ("nn.conv2d", "matmul", *PASS_THROUGH) else ""
+        reason = self.reasons(reader) if name in ("nn.conv2d", "nn.conv2d_transpose", "matmul", *PASS_THROUGH) else ""
         if not name:
             return FLOAT, "an output, or an operator with no integer form"
         return FLOAT, f"{name}: {reason}" if reason else f"{name} has no integer form"
@@ -188,7 +190,7 @@ class _Program:
             return INTEGER, f"in the epilogue of the integer {name}"
         if name in SUMMED:
             return INTEGER, f"in the epilogue of {name} over codes"
-        reason = self.reasons(var) if name in ("nn.conv2d", "matmul") else ""
+        reason = self.reasons(var) if name in ("nn.conv2d", "nn.conv2d_transpose", "matmul") else ""
         return FLOAT, f"in the epilogue of the float {name or 'kernel'}" + (f": {reason}" if reason else "")
 
 
