@@ -1,4 +1,4 @@
-"""Kernels that the qdq phase makes of several operators: tables of codes, look-ups, the first layer's image, transposes."""
+"""Kernels that stand for several operators: tables of codes, look-ups, the first layer's image, transposes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_embedding_rows_are_widened_after_the_look_up(per_row):
         helper.make_node("Gather", ["w", "i"], ["y"], axis=0),
     ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("i", 7, [2, 5])], [helper.make_tensor_value_info("y", 1, [2, 5, 64])],
+        nodes, "g", [helper.make_tensor_value_info("i", 7, [2, 5])],
+        [helper.make_tensor_value_info("y", 1, [2, 5, 64])],
         [numpy_helper.from_array(table, "t"), numpy_helper.from_array(scale, "s")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -158,3 +159,17 @@ def test_embedding_rows_are_widened_after_the_look_up(per_row):
     np.testing.assert_array_equal(found, (table.astype(np.float32) * scale)[index])
     assert result.report["parameter_bytes"] < 1.1 * (table.size + scale.nbytes)
     assert len(result.graph.nodes) == 1
+
+
+def test_means_and_concatenations_of_codes():
+    """A mean sums codes, parts of one scale are joined as codes."""
+    a, b = (codes(np.random.default_rng(s), (1, 6, 7, c), "uint8") for s, c in ((6, 24), (7, 5)))
+
+    def body(emit, v, w):
+        joined = emit(R.concat([dq(emit, v, 0.5, 3), dq(emit, w, 0.5, 3)], 3))
+        return R.mean(joined, [1, 2], True)
+
+    found, rules = run(module([((1, 6, 7, 24), "uint8"), ((1, 6, 7, 5), "uint8")], body), native(), [a, b])
+    expected = (np.concatenate([a, b], 3).astype(np.int64) - 3).sum((1, 2), keepdims=True) * (0.5 / 42)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert sorted(rules) == ["cpu.generic", "cpu.written"]

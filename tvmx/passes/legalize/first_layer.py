@@ -109,7 +109,7 @@ def _kernel(
             for c in range(channels):
                 value = x[T.ramp(((image * channels + c) * h + row - top) * w + column, 1, PIXELS)]
                 if scale != 1.0:
-                    value = value / spread(T.float32(scale))
+                    value = value * spread(T.float32(1 / scale))
                 value = tirx.max(tirx.min(value, spread(T.float32(255 - zero))), spread(T.float32(-zero)))
                 code = rounded_vector(value) << spread(T.int32(8 * c)) if c else rounded_vector(value)
                 word = code if word is None else word | code

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, first_layer, integer_pool, integer_te, integer_transpose, weight_only
+from tvmx.passes.legalize import conv_te, first_layer, integer_pool, integer_te, integer_transpose, joined, weight_only
 from tvmx.passes.legalize import matmul as float_matmul
 from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
@@ -37,8 +37,9 @@ def legalizers(target: Target, before: Callable[[Any], Any]) -> dict[str, Callab
         "relax.matmul": lambda bb, call: (
             _matmul(bb, call, target) if has_unit(call, target) else weight_only.matmul(bb, call, target)
         ),
-        "relax.mean": integer_pool.mean,
-        "relax.nn.avg_pool2d": integer_pool.avg_pool2d,
+        "relax.mean": lambda bb, call: integer_pool.mean(bb, call, before),
+        "relax.nn.avg_pool2d": lambda bb, call: integer_pool.avg_pool2d(bb, call, before),
+        "relax.concat": lambda bb, call: joined.concat(bb, call, target),
         "relax.quantize": quantize,
         "relax.dequantize": dequantize,
     }

@@ -8,6 +8,7 @@ The codes are read where they lie; no float tensor is made of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tvmx.passes.legalize.conv import constant_of, emit, static_shape
@@ -15,11 +16,11 @@ from tvmx.passes.legalize.conv import constant_of, emit, static_shape
 BYTES = ("int8", "uint8")
 
 
-def mean(bb: Any, call: Any) -> Any:
+def mean(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:
     """R.mean over static axes of a dequantize with one scale; None for anything else."""
     from tvm import te, tirx
 
-    found = _source(bb, call.args[0])
+    found = _source(bb, call.args[0], before)
     if found is None or call.attrs.axis is None:
         return None
     codes, scale, zero = found
@@ -52,11 +53,11 @@ def mean(bb: Any, call: Any) -> Any:
     return emit(bb, compute, "mean_int8", codes)
 
 
-def avg_pool2d(bb: Any, call: Any) -> Any:
+def avg_pool2d(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:
     """R.nn.avg_pool2d over NHWC of a dequantize with one scale; None for anything else."""
     from tvm import te, tirx
 
-    found = _source(bb, call.args[0])
+    found = _source(bb, call.args[0], before)
     attrs = call.attrs
     if found is None or attrs.layout != "NHWC" or str(attrs.out_layout) != "NHWC":
         return None
@@ -102,12 +103,11 @@ def avg_pool2d(bb: Any, call: Any) -> Any:
     return emit(bb, compute, "avg_pool2d_int8", codes)
 
 
-def _source(bb: Any, value: Any) -> tuple[Any, float, int] | None:
+def _source(bb: Any, value: Any, before: Callable[[Any], Any]) -> tuple[Any, float, int] | None:
     """(codes, scale, zero point) where `value` dequantises 8-bit codes with one constant scale."""
-    from tvm import relax
     from tvm.ir import Call
 
-    call = bb.lookup_binding(value) if isinstance(value, relax.Var) else value
+    call = before(value)
     if not isinstance(call, Call) or getattr(call.op, "name", "") != "relax.dequantize":
         return None
     scale, zero = constant_of(bb, call.args[1]), constant_of(bb, call.args[2])

@@ -22,9 +22,9 @@ from tvmx.passes.qdq.params import (
     emit_quantize,
     qparams,
 )
+from tvmx.passes.qdq.requantize import RESHAPES
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of, op_name
 
-RESHAPES = ("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
 PASS_THROUGH = (
     *RESHAPES,
     "permute_dims",

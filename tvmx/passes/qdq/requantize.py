@@ -1,6 +1,8 @@
 """Scales meet: bias into the int32 sums, the output's scale into those of the inputs, clips that saturation implies.
 
 quantize((sum·S + b) / s)  →  quantize(sum·(S/s) + b/s, 1)       no division is left in an epilogue
+
+A product by the rounded 1/s may fall on the other side of a tie than the quotient: such a code is off by one.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def _per_column(value: np.ndarray, call: Any) -> np.ndarray | None:
 
 
 def fold_output_scale(scope: Scope, call: Any) -> Any:
-    """quantize(y, s, z) → quantize(y / s, 1, z) with 1 / s moved into the constants that y is made with."""
+    """quantize(y, s, z) → quantize(y / s, 1, z) with 1 / s moved into the constants that y is made with, if any."""
+    from tvm import relax
+
     params = qparams(call, dtype_of(call))
     if isinstance(params, Refusal):
         return params
@@ -92,10 +96,21 @@ def fold_output_scale(scope: Scope, call: Any) -> Any:
         return Refusal("the scale has no reciprocal")
     moved = _rescaled(scope, call.args[0], 1 / scale, 0)
     if moved is None:
-        return Refusal("the scale cannot move into what makes the value")
+        if _is_given(scope, call.args[0]):
+            return Refusal("the value is an input of the program")
+        factor = as_constant(np.float32(1 / scale))
+        moved = scope.emit(relax.op.multiply(call.args[0], factor))  # a third of a division's time
     return emit_quantize(moved, QParams(np.ones((), np.float32), params.zero, None, params.dtype))
 
 
+def _is_given(scope: Scope, expr: Any) -> bool:
+    """Is it an input of the program, or one in another shape or order?"""
+    while (view := scope.call(expr, "permute_dims", *RESHAPES)) is not None:
+        expr = view.args[0]
+    return scope.definition(expr) is expr
+
+
+RESHAPES = ("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
 MAX_DEPTH = 8
 
 
