@@ -173,3 +173,23 @@ def test_means_and_concatenations_of_codes():
     expected = (np.concatenate([a, b], 3).astype(np.int64) - 3).sum((1, 2), keepdims=True) * (0.5 / 42)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert sorted(rules) == ["cpu.generic", "cpu.written"]
+
+
+@pytest.mark.parametrize("axes", [([0, 2, 1, 3], [0, 2, 3, 1]), ([0, 2, 1, 3], [0, 2, 1, 3]), (None, [0, 1, 3, 2])])
+def test_attention_products_read_codes_through_their_transposes(axes):
+    rng = np.random.default_rng(8)
+    a, b = codes(rng, (1, 6, 6, 8), "uint8"), codes(rng, (1, 6, 6, 6 if axes[1][-1] == 3 else 8), "uint8")
+    if axes[0] is None:
+        b = codes(rng, (1, 6, 5, 8), "uint8")
+
+    def body(emit, v, w):
+        left = dq(emit, v, 0.5, 3) if axes[0] is None else emit(R.permute_dims(dq(emit, v, 0.5, 3), axes[0]))
+        return R.matmul(left, emit(R.permute_dims(dq(emit, w, 0.25, 130), axes[1])))
+
+    if axes[1] == [0, 2, 1, 3]:
+        a, b = codes(rng, (1, 8, 6, 6), "uint8"), codes(rng, (1, 6, 6, 5), "uint8")
+    found, rules = run(module([(a.shape, "uint8"), (b.shape, "uint8")], body), native(threads=2), [a, b])
+    x, y = (a.astype(np.int64) - 3), (b.astype(np.int64) - 130)
+    x = x if axes[0] is None else x.transpose(axes[0])
+    np.testing.assert_allclose(found, np.matmul(x, y.transpose(axes[1])) * 0.125, rtol=1e-6)
+    assert "cpu.dot_matmul" in rules

@@ -158,15 +158,28 @@ def _dynamic_matmul(scope: Scope, a: Dequantized, b: Dequantized, scales: np.nda
 
 
 def centred(scope: Scope, x: Dequantized) -> Any:
-    """codes - zero in int16; below a transpose of the last two axes, so that the kernel still sees that."""
+    """codes - zero in int16; below a transpose of the last two axes, so that the kernel still sees that.
+
+    Another transpose (of heads) moves the codes themselves.
+    """
     from tvm import relax
 
-    transpose = scope.call(x.codes, "permute_dims")
-    codes = x.codes if transpose is None else transpose.args[0]
+    codes, swap = x.codes, None
+    transpose = scope.call(codes, "permute_dims")
+    rank = len(dims_of(codes) or ())
+    if transpose is not None and rank >= 2:
+        axes = transpose.attrs.axes
+        order = [*range(rank)][::-1] if axes is None else [int(a) % rank for a in axes]
+        if order[-2] == rank - 1:  # what was contiguous is no longer
+            swap = [*range(rank - 2), rank - 1, rank - 2]
+            below = [*order[:-2], order[-1], order[-2]]
+            codes = transpose.args[0]
+            if below != [*range(rank)]:
+                codes = scope.emit(relax.op.permute_dims(codes, below))
     wide = scope.emit(relax.op.astype(codes, "int16"))
     if int(x.params.zero):
         wide = scope.emit(relax.op.subtract(wide, relax.const(int(x.params.zero), "int16")))
-    return wide if transpose is None else scope.emit(relax.op.permute_dims(wide, transpose.attrs.axes))
+    return wide if swap is None else scope.emit(relax.op.permute_dims(wide, swap))
 
 
 def shift(scope: Scope, codes: Any, dtype: str) -> Any:
