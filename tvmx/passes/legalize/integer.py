@@ -100,10 +100,10 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
     packed = relax.const(integer_te.pack_filters(filters.astype(unit.weight), tile.panel, unit, groups))
     size = None
     if groups == 1 and not offset and unit.depth == first_layer.CHANNELS:
-        needed = integer_te.padded_size(shape[1:3], window, tile.rows)
+        needed = integer_te.padded_size((shape[1], shape[2]), window, tile.rows)
         ready = first_layer.quantized_image(bb, x, before, window.pads, needed, fill, target)
         if ready is not None:
-            x, size = ready, shape[1:3]
+            x, size = ready, (shape[1], shape[2])
     args = [x, packed]
     if offset:
         args.append(relax.const(correction_of(filters, offset, tile.panel, groups)))

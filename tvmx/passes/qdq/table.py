@@ -19,8 +19,8 @@ import numpy as np
 from tvmx.passes.constants import as_array, as_constant
 from tvmx.passes.fold import EVALUATORS
 from tvmx.passes.legalize.lookup import can_look_up
-from tvmx.passes.qdq.move import RESHAPES
 from tvmx.passes.qdq.params import RANGE, QParams, dequantize_array, qparams
+from tvmx.passes.qdq.requantize import RESHAPES
 from tvmx.passes.rewrite import Events, dims_of, dtype_of, op_name
 from tvmx.target import Target
 
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 def _clip(call: Any, args: list[Array]) -> Array:
     low, high = (np.float32(a.value) for a in call.args[1:3])
-    return np.clip(args[0], low, high)
+    return np.asarray(np.clip(args[0], low, high))
 
 
 def _sigmoid(call: Any, args: list[Array]) -> Array:
@@ -215,7 +215,7 @@ def _walker() -> Any:
                 if (chain.values == np.arange(*_span(dtype_of(root)))).all() and chain.values.dtype == dtype_of(root):
                     value = root
                 else:
-                    value = emit_lookup(self.builder_, root, as_constant(chain.values), dims_of(root), self.target)
+                    value = emit_lookup(self.builder_, root, as_constant(chain.values), dims_of(root) or (), self.target)
                 super().visit_var_binding_(relax.VarBinding(binding.var, self.builder_.normalize(value)))
 
             def visit_var_(self, var: Any) -> Any:
