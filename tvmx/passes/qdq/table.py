@@ -31,7 +31,8 @@ Array = np.ndarray[Any, Any]
 
 def _clip(call: Any, args: list[Array]) -> Array:
     low, high = (np.float32(a.value) for a in call.args[1:3])
-    return np.asarray(np.clip(args[0], low, high))
+    clipped: Array = np.clip(args[0], low, high)
+    return clipped
 
 
 def _sigmoid(call: Any, args: list[Array]) -> Array:
@@ -215,7 +216,8 @@ def _walker() -> Any:
                 if (chain.values == np.arange(*_span(dtype_of(root)))).all() and chain.values.dtype == dtype_of(root):
                     value = root
                 else:
-                    value = emit_lookup(self.builder_, root, as_constant(chain.values), dims_of(root) or (), self.target)
+                    table, shape = as_constant(chain.values), dims_of(root) or ()
+                    value = emit_lookup(self.builder_, root, table, shape, self.target)
                 super().visit_var_binding_(relax.VarBinding(binding.var, self.builder_.normalize(value)))
 
             def visit_var_(self, var: Any) -> Any:
