@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +52,30 @@ def mma(dtype: str, accumulate: str, transposed: bool) -> Intrinsics:
         scope_c="warp",
         step=step,
     )
+    made = "float16" if dtype == "bfloat16" else dtype
     makers = {
-        names.load_a: lambda: cuda.get_ldmatrix_intrin(step, dtype, "A", False, SHARED),
-        names.load_b: lambda: cuda.get_ldmatrix_intrin(step, dtype, "B", transposed, SHARED),
-        names.compute: lambda: cuda.get_mma_intrin(step, dtype, dtype, accumulate, False, transposed),
+        names.load_a: lambda: cuda.get_ldmatrix_intrin(step, made, "A", False, SHARED),
+        names.load_b: lambda: cuda.get_ldmatrix_intrin(step, made, "B", transposed, SHARED),
+        names.compute: lambda: cuda.get_mma_intrin(step, made, made, accumulate, False, transposed),
         names.store: lambda: cuda.get_mma_store_intrin(accumulate, 8, SHARED, False),
     }
     for name, make in makers.items():
         if TensorIntrin.get(name, True) is None:
-            TensorIntrin.register(name, *make())
+            pair = make()
+            TensorIntrin.register(name, *(map(_in_bfloat16, pair) if dtype == "bfloat16" else pair))
     return names
+
+
+def _in_bfloat16(func: Any) -> Any:
+    """An intrinsic of 16-bit floats for bfloat16, which TVM's factories do not know: same layouts, another type.
+
+    The text of a call has no dtype, and by that TVM tells the transposed ldmatrix of 16 bits from that of 8.
+    """
+    import tvm
+
+    text = func.script().replace("float16", "bfloat16").replace('"fp16"', '"bf16"')
+    text = re.sub(r"(T\.ptx_legacy\.ldmatrix\(.*)\)", r'\1, dtype="float16")', text)
+    return tvm.script.from_source(text)
 
 
 def wmma(dtype: str, accumulate: str, transposed: bool) -> Intrinsics:

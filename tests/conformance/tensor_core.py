@@ -26,6 +26,8 @@ def random_case(index: int, seed: int = 0) -> tuple[str, Convolution | Product]:
 
     preset = PRESETS[index % len(PRESETS)]
     dtype = ("float16", "int8")[int(rng.random() < 0.4)]
+    if dtype == "float16" and preset != "cuda-sm75" and rng.random() < 0.3:
+        dtype = "bfloat16"
     if rng.random() < 0.45:
         m, n, k = (pick(SIZES) for _ in range(3))
         batch = () if rng.random() < 0.6 else (pick((1, 2, 3)),)

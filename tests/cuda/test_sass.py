@@ -39,6 +39,7 @@ CONV8 = Convolution((1, 28, 28, 64), 64, (3, 3), pads=(1, 1, 1, 1), dtype="int8"
 CASES = {
     "conv f16 sm80": (CONV, "cuda-sm80", "HMMA.16816.F32", True),
     "gemm s8 sm90": (Product((512, 512), (512, 512), dtype="int8"), "cuda-sm90", "IMMA.16832.S8.S8", True),
+    "gemm bf16 sm80": (Product((512, 512), (512, 512), dtype="bfloat16"), "cuda-sm80", "HMMA.16816.F32.BF16", True),
     "conv f16 sm75": (CONV, "cuda-sm75", "HMMA.1688.F32", False),
     "conv s8 sm75": (CONV8, "cuda-sm75", "IMMA.8816.S8.S8", False),
 }

@@ -20,7 +20,7 @@ L2_BYTES_PER_CYCLE = 32.0
 PAIR_GAIN = 1.8  # two products an instruction, of the same number of loads and broadcasts an instruction
 MARGIN = 0.995  # nothing is rounded for less
 
-TENSOR_CORE = frozenset({"fp16"})  # what the GPU kernels multiply; bfloat16 would run without Tensor Cores
+TENSOR_CORE = frozenset({"fp16", "bf16"})  # what the GPU kernels multiply; bfloat16 from sm_80 on
 CONVERTERS = {
     "fp16": (frozenset({"f16c"}), frozenset({"avx512f"}), frozenset({"asimd"})),
     "bf16": (frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimd"})),  # a shift
@@ -38,7 +38,7 @@ class Verdict:
 def has_arithmetic(target: Target, precision: str, op: Operator) -> bool:
     """Does the target multiply `op` in this type and accumulate in float32, by an instruction that our kernels use?"""
     if target.kind != "cpu":
-        return precision in TENSOR_CORE
+        return precision in TENSOR_CORE and (precision == "fp16" or (target.gpu is not None and target.gpu.has_mma))
     return precision == "bf16" and op.dots and target.has("avx512_bf16") and target.vector_bytes == 64
 
 

@@ -21,6 +21,7 @@ CONVOLUTIONS = {
     "split k": ("cuda-sm80", Convolution((1, 7, 7, 256), 64, (3, 3), pads=SAME)),
     "residual": ("cuda-sm90", Convolution((1, 8, 8, 32), 32, (3, 3), pads=SAME, epilogue="residual")),
     "weights given": ("cuda-sm80", Convolution((1, 8, 8, 32), 24, (3, 3), pads=SAME, constant=False)),
+    "bf16": ("cuda-sm86", Convolution((1, 9, 9, 40), 33, (3, 3), pads=SAME, dtype="bfloat16", epilogue="relu")),
     "int8": ("cuda-sm80", Convolution((1, 10, 10, 64), 48, (3, 3), pads=SAME, dtype="int8", epilogue="requantize")),
     "int8 wmma": ("cuda-sm75", Convolution((1, 7, 7, 48), 33, dtype="int8", epilogue="requantize")),
 }
@@ -43,6 +44,7 @@ PRODUCTS = {
     "batch": ("cuda-sm80", Product((2, 3, 20, 32), (2, 3, 32, 24), constant=False)),
     "attention": ("cuda-sm90", Product((1, 4, 24, 32), (1, 4, 24, 32), constant=False, transpose_b=True)),
     "int8": ("cuda-sm89", Product((2, 30, 64), (64, 48), dtype="int8")),
+    "bf16 batch": ("cuda-sm80", Product((2, 20, 32), (2, 32, 24), dtype="bfloat16", constant=False)),
     "int8 batch": ("cuda-sm80", Product((3, 20, 64), (3, 24, 64), dtype="int8", constant=False, transpose_b=True)),
     "wmma": ("cuda-sm75", Product((40, 56), (56, 24), constant=False)),
 }

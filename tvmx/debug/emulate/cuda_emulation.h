@@ -174,11 +174,40 @@ struct nv_bfloat16 {
   }
   nv_bfloat16(double v) : nv_bfloat16((float)v) {}
   nv_bfloat16(int v) : nv_bfloat16((float)v) {}
+  nv_bfloat16(const nv_bfloat16&) = default;
+  nv_bfloat16(const volatile nv_bfloat16& o) : raw(o.raw) {}
+  nv_bfloat16& operator=(const nv_bfloat16&) = default;
+  void operator=(nv_bfloat16 o) volatile { raw = o.raw; }
   operator float() const { return tvmx_emu::from_bits<float>((uint32_t)raw << 16); }
 };
 using __nv_bfloat16 = nv_bfloat16;
-struct __attribute__((aligned(4))) nv_bfloat162 { nv_bfloat16 x, y; };
+#define TVMX_BF16_OP(op) \
+  inline nv_bfloat16 operator op(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16((float)a op (float)b); }
+TVMX_BF16_OP(+) TVMX_BF16_OP(-) TVMX_BF16_OP(*) TVMX_BF16_OP(/)
+#undef TVMX_BF16_OP
+struct __attribute__((aligned(4))) nv_bfloat162 {
+  nv_bfloat16 x, y;
+  nv_bfloat162() = default;
+  nv_bfloat162(nv_bfloat16 a, nv_bfloat16 b) : x(a), y(b) {}
+};
 using __nv_bfloat162 = nv_bfloat162;
+struct __attribute__((aligned(8))) nv_bfloat164 {
+  nv_bfloat16 x, y, z, w;
+  nv_bfloat164() = default;
+  nv_bfloat164(nv_bfloat16 a, nv_bfloat16 b, nv_bfloat16 c, nv_bfloat16 d) : x(a), y(b), z(c), w(d) {}
+};
+inline nv_bfloat162 make_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return nv_bfloat162(x, y); }
+inline nv_bfloat164 make_nv_bfloat164(nv_bfloat16 x, nv_bfloat16 y, nv_bfloat16 z, nv_bfloat16 w) {
+  return nv_bfloat164(x, y, z, w);
+}
+#define TVMX_BF16_MATH(name, f) \
+  inline nv_bfloat16 name(nv_bfloat16 x) { return nv_bfloat16(f((float)x)); }
+TVMX_BF16_MATH(hexp, std::exp) TVMX_BF16_MATH(hexp2, std::exp2) TVMX_BF16_MATH(hlog, std::log)
+TVMX_BF16_MATH(hlog2, std::log2) TVMX_BF16_MATH(hsqrt, std::sqrt) TVMX_BF16_MATH(hfloor, std::floor)
+TVMX_BF16_MATH(hceil, std::ceil) TVMX_BF16_MATH(htrunc, std::trunc) TVMX_BF16_MATH(hrint, std::rint)
+TVMX_BF16_MATH(hsin, std::sin) TVMX_BF16_MATH(hcos, std::cos) TVMX_BF16_MATH(htanh, std::tanh)
+TVMX_BF16_MATH(__habs, std::fabs) TVMX_BF16_MATH(herf, std::erf)
+#undef TVMX_BF16_MATH
 inline float __bfloat162float(nv_bfloat16 v) { return v; }
 inline nv_bfloat16 __float2bfloat16(float v) { return nv_bfloat16(v); }
 inline nv_bfloat16 __float2bfloat16_rn(float v) { return nv_bfloat16(v); }

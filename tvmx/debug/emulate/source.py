@@ -153,15 +153,17 @@ def translate(asm: Asm) -> str:
     if m := _LDMATRIX.match(text):
         outs = ", ".join(f"&({o})" for o in asm.outputs)
         trans = int(m[2] is not None)
-        return f"{{ void* out[] = {{{outs}}}; tvmx_emu::tvmx_ldmatrix({asm.inputs[0]}, {m[1]}, {trans}, out); }}"
+        call = f"tvmx_emu::tvmx_ldmatrix({asm.inputs[0]}, {m[1]}, {trans}, emu_out)"
+        return f"{{ void* emu_out[] = {{{outs}}}; {call}; }}"
     if m := _MMA.match(text):
         groups = [[ops[int(i)] for i in re.findall(r"%(\d+)", g)] for g in re.findall(r"\{([^}]*)\}", text)]
         d, a, b, c = groups
         outs = ", ".join(f"&({o})" for o in d)
         regs = [", ".join(f"tvmx_emu::bits({o})" for o in g) for g in (a, b, c)]
         return (
-            f"{{ void* d[] = {{{outs}}}; const uint32_t a[] = {{{regs[0]}}}, b[] = {{{regs[1]}}}, c[] = {{{regs[2]}}}; "
-            f'tvmx_emu::tvmx_mma("{m[1]}", "{m[2]}", d, a, b, c); }}'
+            f"{{ void* emu_d[] = {{{outs}}}; const uint32_t emu_a[] = {{{regs[0]}}}, emu_b[] = {{{regs[1]}}}, "
+            f"emu_c[] = {{{regs[2]}}}; "
+            f'tvmx_emu::tvmx_mma("{m[1]}", "{m[2]}", emu_d, emu_a, emu_b, emu_c); }}'
         )
     if m := _COPY.match(text):
         to, source, size = (ops[int(m[i])] for i in (1, 2, 3))

@@ -41,8 +41,8 @@ def early_legalizers(target: Target) -> dict[str, Callable[[Any, Any], Any]]:
 def element_type(call: Any, gpu: Gpu) -> tuple[str, str] | None:
     """(dtype of the fragments, dtype of the accumulator), None where no Tensor Core takes these operands."""
     x, w = (str(a.ty.dtype) for a in call.args[:2])
-    if (x, w) == ("float16", "float16"):
-        return "float16", "float32"
+    if x == w and (x == "float16" or (x == "bfloat16" and gpu.has_mma)):
+        return x, "float32"
     if x in ("int8", "uint8") and w in ("int8", "uint8") and str(call.ty.dtype) in ("int32", "float32"):
         return "int8", "int32"
     return None
