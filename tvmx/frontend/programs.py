@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +10,29 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+from tvmx.errors import ModelError
 from tvmx.frontend.importer import Prepared, prepare
 from tvmx.frontend.model import Model
 from tvmx.frontend.rewrite import split_if
 from tvmx.frontend.shapes import ShapeSpec
+
+log = logging.getLogger(__name__)
 
 MAX_DEPTH = 6  # 64 programs; a model with more run-time Ifs in a row is refused by the importer
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Run `condition` (one bool output, a subset of the inputs), then the program that it chooses."""
+    """Run `condition` (one bool output, a subset of the inputs), then the program that it chooses.
+
+    One of `then` and `otherwise` may be None: a branch that cannot be a program at the given shapes, for `reason`.
+    """
 
     node: str
     condition: Model
-    then: Model | Branch
-    otherwise: Model | Branch
+    then: Model | Branch | None
+    otherwise: Model | Branch | None
+    reason: str = ""
 
 
 def import_programs(
@@ -41,9 +49,18 @@ def _programs(prepared: Prepared, depth: int) -> Model | Branch:
     split = split_if(prepared.proto) if depth and has_if else None
     if split is None:
         return prepared.convert()
-    return Branch(
-        split.node,
-        prepared.part(split.condition).convert(),
-        _programs(prepared.part(split.then), depth - 1),
-        _programs(prepared.part(split.otherwise), depth - 1),
-    )
+    parts: list[Model | Branch | None] = []
+    refusals: list[ModelError] = []
+    for program in (split.then, split.otherwise):
+        try:
+            parts.append(_programs(prepared.part(program), depth - 1))
+        except ModelError as error:
+            parts.append(None)
+            refusals.append(error)
+    if len(refusals) == 2:
+        raise refusals[0]
+    reason = str(refusals[0]) if refusals else ""
+    if reason:
+        side = "then" if parts[0] is None else "else"
+        log.warning("%s: the %s branch of If %r is left out: %s", prepared.name, side, split.node, reason)
+    return Branch(split.node, prepared.part(split.condition).convert(), parts[0], parts[1], reason)

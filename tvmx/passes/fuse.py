@@ -4,10 +4,13 @@ kernel would have to recompute.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
 from tvmx.passes.rewrite import dims_of
+
+log = logging.getLogger(__name__)
 
 # TVM's OpPatternKind
 BROADCAST = 1
@@ -86,6 +89,22 @@ def guard_patterns() -> Any:
         return None
 
     return tvm.transform.module_pass(run, opt_level=0, name="tvmx.GuardPatterns")
+
+
+def fuse_kernels() -> Any:
+    """FuseOps and FuseTIR. Where TVM fails to join the kernels, they are left apart: slower, not wrong."""
+    import tvm
+    from tvm import relax
+
+    def run(mod: Any, _: Any) -> Any:
+        try:
+            return tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(mod)
+        except Exception as error:  # TVM raises whatever its C++ side threw
+            reason = str(error).strip().splitlines()
+            log.warning("kernels are left unfused, TVM cannot join them: %s", reason[-1] if reason else error)
+            return mod
+
+    return tvm.transform.module_pass(run, opt_level=0, name="tvmx.FuseKernels")
 
 
 def _elements(expr: Any) -> int | None:

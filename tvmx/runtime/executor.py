@@ -242,8 +242,8 @@ class GraphExecutor:
             assert self._library is not None
             branch = self.manifest.branches.get(entry)
             if branch is not None:
-                parts = (self._program(p) for p in (branch.condition, branch.then, branch.otherwise))
-                self._programs[entry] = BranchProgram(*parts)
+                then, otherwise = (None if p is None else self._program(p) for p in (branch.then, branch.otherwise))
+                self._programs[entry] = BranchProgram(branch, self._program(branch.condition), then, otherwise)
                 return self._programs[entry]
             found = self.manifest.entries[entry]
             if self.manifest.executor == "vm":

@@ -89,12 +89,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Branch:
-    """An entry that is three others: the one bool of `condition` says whether `then` or `otherwise` runs."""
+    """An entry that is three others: the one bool of `condition` says whether `then` or `otherwise` runs.
+
+    One of the two may be None, a branch that no program could be made of, for `reason`.
+    """
 
     node: str
     condition: str
-    then: str
-    otherwise: str
+    then: str | None
+    otherwise: str | None
+    reason: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The entries that there are."""
+        return tuple(p for p in (self.condition, self.then, self.otherwise) if p is not None)
 
 
 @dataclass(frozen=True)
@@ -117,13 +126,13 @@ class Manifest:
     @property
     def public_entries(self) -> tuple[str, ...]:
         """Entry points to choose from: those that are no part of a branch, and the branches."""
-        parts = {p for b in self.branches.values() for p in (b.condition, b.then, b.otherwise)}
+        parts = {p for b in self.branches.values() for p in b.parts}
         return tuple(n for n in (*self.branches, *self.entries) if n not in parts)
 
     def signature(self, name: str) -> Entry:
         """The entry that has the inputs and outputs of public entry `name`."""
         while name in self.branches:
-            name = self.branches[name].then
+            name = self.branches[name].parts[1]
         return self.entries[name]
 
 
@@ -162,20 +171,31 @@ def read_manifest(data: bytes, path: str) -> Manifest:
 
 
 def _branches(raw: dict[str, Any], known: set[str]) -> dict[str, Branch]:
+    def part(given: Any) -> str | None:
+        return None if given is None else _one_of(given, *known)
+
     branches = {
-        str(name): Branch(str(b["node"]), *(_one_of(b[k], *known) for k in ("condition", "then", "otherwise")))
+        str(name): Branch(
+            str(b["node"]),
+            _one_of(b["condition"], *known),
+            part(b["then"]),
+            part(b["otherwise"]),
+            str(b.get("reason", "")),
+        )
         for name, b in raw.items()
     }
+    if any(len(b.parts) < 2 for b in branches.values()):
+        raise ValueError("a branch without any program")
     for name in branches:  # a hostile manifest must not send the executor round in circles
         path, todo = {name}, [branches[name]]
         while todo:
             branch = todo.pop()
-            for part in (branch.condition, branch.then, branch.otherwise):
-                if part == name or len(path) > len(branches) + len(known):
+            for inner in branch.parts:
+                if inner == name or len(path) > len(branches) + len(known):
                     raise ValueError(f"branch {name!r} contains itself")
-                if part in branches and part not in path:
-                    path.add(part)
-                    todo.append(branches[part])
+                if inner in branches and inner not in path:
+                    path.add(inner)
+                    todo.append(branches[inner])
     return branches
 
 

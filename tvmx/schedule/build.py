@@ -106,8 +106,11 @@ def partition_symbolic(mod: Any) -> Any:
 
     def serial(loop: Any, mutator: Any) -> Any:
         loop = mutator.default_mutate(loop)
-        single = isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1
-        if not single or loop.kind != tirx.ForKind.VECTORIZED:
+        fixed = isinstance(loop.extent, tirx.IntImm)
+        vector_of_one = loop.kind == tirx.ForKind.VECTORIZED and fixed and loop.extent.value == 1
+        # A window cut at a border has as many taps as lie inside, which UnrollLoop refuses.
+        unrolled_part = loop.kind == tirx.ForKind.UNROLLED and not fixed
+        if not vector_of_one and not unrolled_part:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 

@@ -91,7 +91,12 @@ def conv2d(bb: Any, call: Any, target: Target) -> Any:
         return emit(bb, lambda a, b: conv_te.pointwise(a, b, out, computed), "conv2d_1x1", x, packed)
     tile = register_tile(ow, out, kh * kw * channels, target)
     filters = constant_of(bb, weight)
-    if filters is not None and filters.dtype == np.float32 and use_winograd(shapes[0], out, window, tile, target):
+    if (
+        filters is not None
+        and filters.dtype == np.float32
+        and not is_integral(filters)
+        and use_winograd(shapes[0], out, window, tile, target)
+    ):
         tile = register_tile(math.ceil(ow / winograd_te.TILE), out, channels, target, rounding=False)
         packed = relax.const(winograd_te.weights(filters, tile.panel))
         return emit(bb, lambda a, b: winograd_te.winograd(a, b, out, window), "conv2d_winograd", x, packed)
@@ -207,6 +212,15 @@ def use_winograd(x: tuple[int, ...], out: int, window: Window, tile: Tile, targe
     threads = target.threads if direct > MIN_PARALLEL_MACS / target.lanes("float32") else 1
     plan = winograd_plan(n, rows, columns, channels, out, target, threads)
     return bool(plan.cycles < 0.9 * direct / threads)
+
+
+def is_integral(filters: np.ndarray) -> bool:
+    """Whether every weight is an integer, as those of a ConvInteger computed in float32.
+
+    Its sums are cast to int32 afterwards. The direct kernel computes them exactly; the Winograd transforms divide and
+    would leave 4.9999 in place of 5.
+    """
+    return bool((np.rint(filters) == filters).all())
 
 
 def emit(bb: Any, te_function: Callable[..., Any], name: str, *args: Any) -> Any:

@@ -32,13 +32,22 @@ class Window:
         """(H, W) of the input → (OH, OW); ints, or expressions over symbolic dims."""
         spans = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation)]
         return (
-            (height + self.pads[0] + self.pads[2] - spans[0]) // self.strides[0] + 1,
-            (width + self.pads[1] + self.pads[3] - spans[1]) // self.strides[1] + 1,
+            _plain((height + self.pads[0] + self.pads[2] - spans[0]) // self.strides[0] + 1),
+            _plain((width + self.pads[1] + self.pads[3] - spans[1]) // self.strides[1] + 1),
         )
 
     @property
     def is_pointwise(self) -> bool:
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
+
+
+def _plain(size: Any) -> Any:
+    """A symbolic size as Relax and topi write it: FuseTIR joins only buffers whose shapes look alike."""
+    if isinstance(size, int):
+        return size
+    from tvm.sym import Analyzer
+
+    return Analyzer().simplify(size)
 
 
 def padded(x: Any, window: Window, rows: Any, columns: Any, dtype: str = "", fill: int = 0) -> Any:
