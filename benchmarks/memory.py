@@ -17,9 +17,11 @@ import tvmx
 from benchmarks.measure import machine
 from benchmarks.memory_problems import cut, loose, network, scattered
 from benchmarks.models import ModelUnavailable, ZooModel, zoo, zoo_model
+from tvmx.executor.lifetimes import arena_buffers
 from tvmx.memory import Problem, plan
 from tvmx.report.files import write_text
 from tvmx.runtime import GraphExecutor
+from tvmx.runtime.arena import to_problem
 
 CAPACITY = 1 << 20  # of MiniMalloc's hard instances
 
@@ -52,8 +54,13 @@ def zoo_arena(model: ZooModel, folder: Path) -> dict[str, Any]:
         arena, bound = executor.arena_bytes, executor.arena_lower_bound
         unshared = executor.manifest.entries["main"].arena.unshared_bytes or 0
     return {"model": model.name, "arena": arena, "lower_bound": bound, "ratio": round(arena / max(bound, 1), 4),
-            "unshared": unshared, "saved": round(1 - arena / max(unshared, 1), 3),
-            "tvm": tvm_arena(imported)}  # fmt: skip
+            "model_order": in_model_order(result.graph), "unshared": unshared,
+            "saved": round(1 - arena / max(unshared, 1), 3), "tvm": tvm_arena(imported)}  # fmt: skip
+
+
+def in_model_order(graph: Any) -> int:
+    """Bytes of the arena if nodes ran in the order of the model."""
+    return plan(to_problem(arena_buffers(graph), int)).height
 
 
 def tvm_arena(model: Any) -> int:

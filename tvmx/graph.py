@@ -26,13 +26,18 @@ class NotStraightLine(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One value of the program. `alias_of` names the tensor whose storage it views (reshape, flatten, ...)."""
+    """One value of the program.
+
+    `alias_of` names the tensor whose storage it shares, `alias_offset` bytes into it: a view (reshape, slice), or a
+    part of a concatenation that is computed where it belongs.
+    """
 
     name: str
     shape: Shape
     dtype: str
     kind: TensorKind
     alias_of: str | None = None
+    alias_offset: Dimension = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,18 @@ class Graph:
         while (parent := self.tensors[name].alias_of) is not None:
             name = parent
         return name
+
+    def offset(self, name: str) -> Dimension:
+        """Bytes from the start of its storage to tensor `name`: an int, or an expression."""
+        total, symbolic = 0, []
+        tensor = self.tensors[name]
+        while tensor.alias_of is not None:
+            if isinstance(tensor.alias_offset, int):
+                total += tensor.alias_offset
+            else:
+                symbolic.append(f"({tensor.alias_offset})")
+            tensor = self.tensors[tensor.alias_of]
+        return total if not symbolic else " + ".join([*symbolic, str(total)])
 
 
 def from_relax(mod: Any, input_names: Sequence[str], output_names: Sequence[str], name: str = "model") -> Graph:

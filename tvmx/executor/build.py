@@ -19,6 +19,7 @@ from tvmx.executor.kernels import KernelSet, collect, compile_kernels
 from tvmx.executor.lifetimes import arena_buffers
 from tvmx.executor.link import Toolchain, link, write_data
 from tvmx.executor.manifest import Bounds, entry_manifest, library_manifest
+from tvmx.executor.order import reordered
 from tvmx.graph import COPY, Graph
 from tvmx.memory import Solution, plan
 from tvmx.runtime.arena import ArenaBuffer, to_problem
@@ -53,7 +54,7 @@ class BuildResult:
 @dataclass(frozen=True)
 class _Planned:
     program: EntryProgram
-    graph: Graph
+    graph: Graph  # the program's, in the order that is run
     buffers: list[ArenaBuffer]
     solution: Solution | None  # None: sizes are symbolic
 
@@ -119,6 +120,12 @@ def _plan(program: EntryProgram, planner: str, budget_s: float) -> _Planned:
     if any(isinstance(b.size, str) for b in buffers):
         return _Planned(program, graph, buffers, None)
     solution = plan(to_problem(buffers, int), budget_s=budget_s, planner=planner)
+    other = reordered(graph)
+    if other is not graph:
+        others = arena_buffers(other)
+        lower = plan(to_problem(others, int), budget_s=budget_s, planner=planner)
+        if lower.height < solution.height:
+            return _Planned(program, other, others, lower)
     return _Planned(program, graph, buffers, solution)
 
 

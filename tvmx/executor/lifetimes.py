@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tvmx.graph import Graph, Node, Tensor
-from tvmx.runtime.arena import ArenaBuffer
+from tvmx.memory.blocks import lower_bound, merge
+from tvmx.runtime.arena import ArenaBuffer, to_problem
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -22,6 +23,20 @@ def tensor_bytes(tensor: Tensor) -> int | str:
         else:
             symbolic.append(f"({d})")
     return count if not symbolic or count == 0 else " * ".join([*symbolic, str(count)])
+
+
+def overlap(graph: Graph, a: str, b: str) -> bool:
+    """Whether two tensors of one storage may share bytes; sizes that only the run tells may."""
+    place = [(graph.offset(n), tensor_bytes(graph.tensors[n])) for n in (a, b)]
+    (at, size), (other, length) = place
+    if isinstance(at, str) or isinstance(size, str) or isinstance(other, str) or isinstance(length, str):
+        return True
+    return at < other + length and other < at + size
+
+
+def arena_bound(graph: Graph) -> int:
+    """Bytes that no plan of the program can go under. Only for a program without symbolic sizes."""
+    return lower_bound(merge(to_problem(arena_buffers(graph), int)))
 
 
 def arena_buffers(graph: Graph) -> list[ArenaBuffer]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def debug_program(program: GraphProgram) -> dict[str, Array]:
-    """Run once; tensor name → array for each output of each node, and for the views of it."""
+    """Run once; tensor name → array for each output of each node, and for the views of these and of inputs."""
     entry = program.entry
     found: dict[str, Array] = {}
     views: dict[str, list[str]] = {}
@@ -38,6 +38,10 @@ def debug_program(program: GraphProgram) -> dict[str, Array]:
     program.hooked(None, callback)
     if failures:
         raise failures[0]
+    for info in entry.inputs:
+        for name in views.get(info.name, ()):
+            if name != info.name:
+                found[name] = _read(program, entry.tensors[name])
     return found
 
 
