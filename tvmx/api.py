@@ -216,7 +216,7 @@ def compile(
     programs = []
     for entry, low in lowered.items():
         scheduled, used = apply_schedules(low.mod, chosen, logs)
-        programs.append(EntryProgram(entry, low.model, low.graph, scheduled, used, low.vm_reason))
+        programs.append(EntryProgram(entry, low.model, low.graph, scheduled, used, low.vm_reason, low.mod))
     clock("schedules")
     built = build_artifact(
         programs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import time
@@ -24,6 +25,7 @@ from tvmx.graph import COPY, Graph
 from tvmx.memory import Solution, plan
 from tvmx.runtime.arena import ArenaBuffer, to_problem
 from tvmx.runtime.manifest import Branch
+from tvmx.schedule.fallback import does_not_compile, plainer
 from tvmx.target import Target
 
 
@@ -40,6 +42,7 @@ class EntryProgram:
     mod: Any  # tvm.IRModule with scheduled PrimFuncs
     rules: Mapping[str, str]
     vm_reason: str | None = None
+    unscheduled: Any = None  # tvm.IRModule before scheduling, for kernels whose schedule does not build
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,12 @@ def build_artifact(
     with tempfile.TemporaryDirectory(prefix="tvmx-build-") as name:
         folder = Path(name)
         began = time.perf_counter()
-        objects = compile_kernels(kernels.funcs, target, folder, jobs or _cores()) if kernels.funcs else []
+        objects: list[Path] = []
+        if kernels.funcs:
+            plain = _Plainer(planned, kernels, target)
+            objects, replaced = compile_kernels(kernels.funcs, target, folder, jobs or _cores(), plain)
+            kernels = kernels.with_funcs(replaced)
+            planned = [dataclasses.replace(p, program=plain.with_rules(p.program)) for p in planned]
         seconds["kernels"] = time.perf_counter() - began
         began = time.perf_counter()
         host, entries = _host(planned, kernels, constants)
@@ -127,6 +135,33 @@ def _plan(program: EntryProgram, planner: str, budget_s: float) -> _Planned:
         if lower.height < solution.height:
             return _Planned(program, other, others, lower)
     return _Planned(program, graph, buffers, solution)
+
+
+class _Plainer:
+    """Plainer forms of kernels whose schedules do not build, and which rules made them."""
+
+    def __init__(self, planned: Sequence[_Planned], kernels: KernelSet, target: Target) -> None:
+        self._programs = {p.program.entry: p.program for p in planned}
+        self._kernels = kernels
+        self._target = target
+        self._rules: dict[str, str] = {}  # symbol -> rule
+
+    def __call__(self, symbol: str, reason: str) -> Any:
+        for entry, symbols in self._kernels.symbols.items():
+            program = self._programs[entry]
+            for name, found in symbols.items():
+                if found == symbol and program.unscheduled is not None:
+                    func = self._kernels.prepared(symbol, program.unscheduled[name])
+                    other = plainer(symbol, func, program.rules.get(name, ""), self._target, reason)
+                    self._rules[symbol] = other.rule
+                    return other.func
+        raise CompileError(does_not_compile(symbol, reason))
+
+    def with_rules(self, program: EntryProgram) -> EntryProgram:
+        """The program with the rules that made its kernels in the end."""
+        symbols = self._kernels.symbols[program.entry]
+        changed = {name: self._rules[s] for name, s in symbols.items() if s in self._rules}
+        return dataclasses.replace(program, rules={**program.rules, **changed}) if changed else program
 
 
 def _in_place_kernels(planned: _Planned) -> dict[str, InPlace | None]:

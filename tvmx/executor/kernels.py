@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvmx.errors import CompileError
 from tvmx.executor.in_place import InPlace, read_from_outputs
 from tvmx.schedule.build import build_module
+from tvmx.schedule.fallback import build_error, does_not_compile
 from tvmx.target import Target
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,15 @@ class KernelSet:
 
     funcs: dict[str, Any]  # symbol -> PrimFunc
     symbols: dict[str, dict[str, str]]  # entry -> kernel name in the graph -> symbol
+    uses: dict[str, InPlace | None]  # symbol -> what it overwrites, where it overwrites anything
+
+    def with_funcs(self, funcs: Mapping[str, Any]) -> KernelSet:
+        """The same kernels, some by other schedules."""
+        return replace(self, funcs={**self.funcs, **funcs})
+
+    def prepared(self, symbol: str, func: Any) -> Any:
+        """Another form of a kernel, made ready for the library as the first one was."""
+        return _prepared(func, symbol in self.uses, self.uses.get(symbol)).with_attr("global_symbol", symbol)
 
     @property
     def parallel(self) -> frozenset[str]:
@@ -42,27 +52,45 @@ def collect(
 
     by_hash: dict[int, list[tuple[str, Any]]] = {}
     funcs: dict[str, Any] = {}
+    uses: dict[str, InPlace | None] = {}
     symbols: dict[str, dict[str, str]] = {}
     for entry, kernels, in_place in programs:
         names = symbols.setdefault(entry, {})
         for name, func in kernels.items():
-            bare = func.without_attr("global_symbol") if _has(func, "global_symbol") else func
-            if name in in_place:
-                use = in_place[name]
-                shared = None if use is None else read_from_outputs(bare, use.n_inputs, use.pairs)
-                bare = bare.with_attr("tirx.noalias", False) if shared is None else shared
+            bare = _prepared(func, name in in_place, in_place.get(name))
             candidates = by_hash.setdefault(structural_hash(bare), [])
             found = next((s for s, f in candidates if structural_equal(f, bare)), None)
             if found is None:
                 found = _unique(name, entry, funcs)
                 funcs[found] = bare.with_attr("global_symbol", found)
+                if name in in_place:
+                    uses[found] = in_place[name]
                 candidates.append((found, bare))
             names[name] = found
-    return KernelSet(funcs, symbols)
+    return KernelSet(funcs, symbols, uses)
 
 
-def compile_kernels(funcs: Mapping[str, Any], target: Target, folder: Path, jobs: int) -> list[Path]:
-    """Compile kernels to object files in `folder`, `jobs` at a time. Raises CompileError naming the kernel."""
+def _prepared(func: Any, in_place: bool, use: InPlace | None) -> Any:
+    """A kernel without its name, reading what it overwrites through its output."""
+    bare = func.without_attr("global_symbol") if _has(func, "global_symbol") else func
+    if not in_place:
+        return bare
+    shared = None if use is None else read_from_outputs(bare, use.n_inputs, use.pairs)
+    return bare.with_attr("tirx.noalias", False) if shared is None else shared
+
+
+def compile_kernels(
+    funcs: Mapping[str, Any],
+    target: Target,
+    folder: Path,
+    jobs: int,
+    plainer: Callable[[str, str], Any] | None = None,
+) -> tuple[list[Path], dict[str, Any]]:
+    """Compile kernels to object files in `folder`, `jobs` at a time; returns them and the kernels that were replaced.
+
+    `plainer(symbol, reason)` gives another PrimFunc for one that does not build; it raises CompileError when there is
+    none, as this does without it.
+    """
     import tvm
 
     tvm_target = target.tvm()
@@ -72,35 +100,42 @@ def compile_kernels(funcs: Mapping[str, Any], target: Target, folder: Path, jobs
     loose = {n: f for n, f in funcs.items() if n not in strict}
     chunks = [c for part in (strict, loose) for c in _chunks(part, max(jobs, min(len(part), 4 * jobs)))]
 
-    def build(index: int) -> Path:
+    def write(index: int, chunk: Mapping[str, Any]) -> Path:
         path = folder / f"kernels{index}.o"
-        module = build_module(tvm.IRModule(chunks[index]), tvm_target)
-        module.mod.write_to_file(str(path), "o")
+        build_module(tvm.IRModule(dict(chunk)), tvm_target).mod.write_to_file(str(path), "o")
         return path
 
-    try:
-        if jobs == 1 or len(chunks) == 1:
-            return [build(i) for i in range(len(chunks))]
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(build, range(len(chunks))))
-    except Exception as error:
-        raise _blame(funcs, tvm_target, error) from error
-
-
-def _blame(funcs: Mapping[str, Any], target: Any, error: Exception) -> CompileError:
-    """Find which kernel does not compile, to say so."""
-    import tvm
-
-    for name, func in funcs.items():
+    def build(index: int) -> tuple[Path, dict[str, Any]]:
         try:
-            build_module(tvm.IRModule({name: func}), target)
-        except Exception as found:
-            reason = str(found).strip().splitlines()
-            return CompileError(
-                f"kernel {name} does not compile: {reason[-1] if reason else found}; "
-                "please report it with the model, or compile for another target"
-            )
-    return CompileError(f"the kernels do not compile together: {error}")
+            return write(index, chunks[index]), {}
+        except Exception as error:  # TVM raises whatever its C++ side threw
+            log.debug("kernels %s do not compile", list(chunks[index]), exc_info=True)
+            others = _replacements(chunks[index], tvm_target, plainer, error)
+        try:
+            return write(index, {**chunks[index], **others}), others
+        except Exception as error:
+            raise CompileError(f"the kernels {list(chunks[index])} do not compile together: {error}") from error
+
+    if jobs == 1 or len(chunks) == 1:
+        built = [build(i) for i in range(len(chunks))]
+    else:
+        with ThreadPoolExecutor(jobs) as pool:
+            built = list(pool.map(build, range(len(chunks))))
+    return [path for path, _ in built], {name: func for _, others in built for name, func in others.items()}
+
+
+def _replacements(
+    chunk: Mapping[str, Any], target: Any, plainer: Callable[[str, str], Any] | None, error: Exception
+) -> dict[str, Any]:
+    """Another PrimFunc for each kernel of a chunk that does not build by itself."""
+    reasons = {name: build_error(name, func, target) for name, func in chunk.items()}
+    failing = {name: reason for name, reason in reasons.items() if reason is not None}
+    if not failing:
+        raise CompileError(f"the kernels {list(chunk)} do not compile together: {error}") from error
+    if plainer is None:
+        name, reason = next(iter(failing.items()))
+        raise CompileError(does_not_compile(name, reason)) from error
+    return {name: plainer(name, reason) for name, reason in failing.items()}
 
 
 def _chunks(funcs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

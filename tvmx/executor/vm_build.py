@@ -15,6 +15,7 @@ from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, replacing, w
 from tvmx.executor.manifest import Bounds, library_manifest
 from tvmx.runtime.seal import seal
 from tvmx.schedule.build import build_context, mark_predicates, partition_symbolic
+from tvmx.schedule.fallback import build_error, plainer
 from tvmx.target import Target
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
     log.info("%s: runs through the Relax VM: %s", output.name, reason)
     began = time.perf_counter()
     tools = Toolchain.of(target)
-    executable = _compile(program.mod, target)
+    executable = _compile(program, target)
     entries = {program.entry: _entry(program)}
     manifest = library_manifest(entries, target, 0, "vm", reason)
     with tempfile.TemporaryDirectory(prefix="tvmx-build-") as name:
@@ -72,7 +73,41 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
     return BuildResult(output, None, report)
 
 
-def _compile(mod: Any, target: Target) -> Any:
+def _compile(program: EntryProgram, target: Target) -> Any:
+    """Relax VM executable; kernels whose schedules do not build get plainer ones. Raises CompileError."""
+    try:
+        return _executable(program.mod, target)
+    except CompileError as error:
+        mod = _with_plainer_kernels(program, target)
+        if mod is None:
+            raise
+        log.debug("the executable was built again with plainer kernels", exc_info=error)
+        return _executable(mod, target)
+
+
+def _with_plainer_kernels(program: EntryProgram, target: Target) -> Any | None:
+    """The module with every kernel that does not build by itself replaced; None where there is no such kernel."""
+    import tvm
+
+    if program.unscheduled is None:
+        return None
+    tvm_target, changed = target.tvm(), {}
+    for var, func in program.mod.functions_items():
+        name = var.name_hint
+        if not isinstance(func, tvm.tirx.PrimFunc):
+            continue
+        reason = build_error(name, func.with_attr("global_symbol", name), tvm_target)
+        if reason is not None:
+            plain = program.unscheduled[name].with_attr("global_symbol", name)
+            other = plainer(name, plain, program.rules.get(name, ""), target, reason).func
+            changed[name] = other.without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
+    if not changed:
+        return None
+    funcs = {v: changed.get(v.name_hint, f) for v, f in program.mod.functions_items()}
+    return tvm.IRModule(funcs, attrs=program.mod.attrs)
+
+
+def _executable(mod: Any, target: Target) -> Any:
     """Relax VM executable. TVM's storage planner is left out: it frees storage that a reshape still aliases."""
     import tvm
     from tvm import relax

@@ -274,5 +274,5 @@ def test_builds_for_neon(family: str, tmp_path: Any) -> None:
             scheduled = apply_default(func, target)
             assert scheduled.rule != "unscheduled"
             kernels[gv.name_hint] = scheduled.func.with_attr("global_symbol", gv.name_hint)
-    objects = compile_kernels(kernels, target, tmp_path, 1)
+    objects, _ = compile_kernels(kernels, target, tmp_path, 1)
     assert all(path.read_bytes()[:4] == b"\x7fELF" and path.read_bytes()[18] == 0xB7 for path in objects)
