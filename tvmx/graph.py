@@ -41,6 +41,18 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Moves:
+    """What a kernel does that only moves data: one of the two.
+
+    `slices`: each output is consecutive elements of an input, given as (input index, its first element).
+    `joined`: the only output is these inputs (indices, one may come twice) one after the other.
+    """
+
+    slices: tuple[tuple[int, int], ...] = ()
+    joined: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Node:
     """One kernel call. Its parameters are the inputs, the first `leading_scalars` scalars, the outputs, then the
     remaining scalars.
@@ -59,6 +71,7 @@ class Node:
     op: str = ""  # what a person would call it: "conv2d+add+relu"
     flops: int = 0
     rule: str = ""  # schedule rule, or "tuned:<rule>"
+    moves: Moves | None = None  # for a kernel that does nothing else
 
 
 @dataclass(frozen=True)

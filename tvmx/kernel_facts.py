@@ -8,6 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tvmx.graph import Moves
+from tvmx.kernel_moves import kernel_moves
+
 
 @dataclass(frozen=True)
 class KernelFacts:
@@ -16,6 +19,7 @@ class KernelFacts:
     inplace: tuple[tuple[int, int], ...]
     flops: int
     op: str
+    moves: Moves | None = None
 
 
 def kernel_facts(func: Any, name: str, n_inputs: int) -> KernelFacts:
@@ -26,6 +30,7 @@ def kernel_facts(func: Any, name: str, n_inputs: int) -> KernelFacts:
         _inplace(blocks, buffers[:n_inputs], buffers[n_inputs:]),
         sum(b.flops for b in blocks if b is not None),
         readable_op(name),
+        kernel_moves(func, n_inputs),
     )
 
 

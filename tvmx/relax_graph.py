@@ -53,7 +53,7 @@ class _Printer:
             return f"{kind.lower()}({self.text(expr.a)}, {self.text(expr.b)})"
         if kind == "Select":
             return self._choice(expr.condition, expr.true_value, expr.false_value)
-        if kind == "Call" and getattr(expr.op, "name", "") == "tirx.if_then_else":
+        if kind == "Call" and getattr(expr.op, "name", "").endswith(".if_then_else"):
             return self._choice(*expr.args)
         if kind == "Not":
             return f"(0 if {self.text(expr.a)} else 1)"
@@ -182,6 +182,7 @@ class _Reader:
                 inplace=facts.inplace,
                 op=facts.op,
                 flops=facts.flops,
+                moves=facts.moves,
             )
         )
         return names[0] if types is None else tuple(names)

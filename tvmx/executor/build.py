@@ -21,6 +21,7 @@ from tvmx.executor.lifetimes import arena_buffers
 from tvmx.executor.link import Toolchain, link, write_data
 from tvmx.executor.manifest import Bounds, entry_manifest, library_manifest
 from tvmx.executor.order import reordered
+from tvmx.executor.sharing import shared
 from tvmx.graph import COPY, Graph
 from tvmx.memory import Solution, plan
 from tvmx.runtime.arena import ArenaBuffer, to_problem
@@ -87,7 +88,7 @@ def build_artifact(
     began = time.perf_counter()
     tools = Toolchain.of(target)
     planned = [_plan(p, planner, planner_budget_s) for p in programs]
-    kernels = collect([(p.program.entry, _functions(p.program), _in_place_kernels(p)) for p in planned])
+    kernels = collect([(p.program.entry, _functions(p), _in_place_kernels(p)) for p in planned])
     constants = ConstantPool()
     seconds = {"plan": time.perf_counter() - began}
     with tempfile.TemporaryDirectory(prefix="tvmx-build-") as name:
@@ -111,7 +112,7 @@ def build_artifact(
         "executor": "graph",
         "kernels": len(kernels.funcs),
         "nodes": {p.program.entry: len(p.graph.nodes) for p in planned},
-        "rules": dict(Counter(r for p in planned for r in _rules(p.program).values())),
+        "rules": dict(Counter(r for p in planned for r in _rules(p).values())),
         "parameter_bytes": constants.bytes,
         "library_bytes": size,
         "arena_bytes": first.solution.height if first.solution else None,
@@ -122,8 +123,8 @@ def build_artifact(
 
 
 def _plan(program: EntryProgram, planner: str, budget_s: float) -> _Planned:
-    graph = program.graph
-    assert graph is not None
+    assert program.graph is not None
+    graph = shared(program.graph)
     buffers = arena_buffers(graph)
     if any(isinstance(b.size, str) for b in buffers):
         return _Planned(program, graph, buffers, None)
@@ -169,14 +170,13 @@ def _in_place_kernels(planned: _Planned) -> dict[str, InPlace | None]:
     return kernels_in_place(planned.graph.nodes, over, planned.graph.storage)
 
 
-def _functions(program: EntryProgram) -> dict[str, Any]:
-    assert program.graph is not None
-    used = {n.kernel for n in program.graph.nodes} - {COPY}
-    return {name: program.mod[name] for name in sorted(used)}
+def _functions(planned: _Planned) -> dict[str, Any]:
+    used = {n.kernel for n in planned.graph.nodes} - {COPY}
+    return {name: planned.program.mod[name] for name in sorted(used)}
 
 
-def _rules(program: EntryProgram) -> dict[str, str]:
-    return {name: program.rules.get(name, "") for name in _functions(program)}
+def _rules(planned: _Planned) -> dict[str, str]:
+    return {name: planned.program.rules.get(name, "") for name in _functions(planned)}
 
 
 def _host(planned: Sequence[_Planned], kernels: KernelSet, constants: ConstantPool) -> tuple[str, dict[str, Any]]:

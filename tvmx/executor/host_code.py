@@ -96,7 +96,10 @@ def host_source(
     order = {name: i for i, name in enumerate(arena_owners)}
 
     def address(name: str) -> str:
-        owner = graph.storage(name)
+        owner, inner = graph.storage(name), graph.offset(name)
+        return base(owner) if inner == 0 else f"(char*){base(owner)} + {table.dim(inner)}"
+
+    def base(owner: str) -> str:
         kind = graph.tensors[owner].kind
         if kind == "input":
             return f"in[{graph.inputs.index(owner)}]"

@@ -49,7 +49,7 @@ def arena_buffers(graph: Graph) -> list[ArenaBuffer]:
             if graph.tensors[owner].kind == "intermediate":
                 first.setdefault(owner, step)
                 last[owner] = step
-    over = _in_place(graph, last)
+    over = _in_place(graph, first, last)
     return [
         ArenaBuffer(name, first[name], last[name] + 1, tensor_bytes(graph.tensors[name]), over.get(name))
         for name in first
@@ -61,7 +61,7 @@ def in_place_nodes(graph: Graph) -> dict[str, str]:
     return {b.id: b.over for b in arena_buffers(graph) if b.over is not None}
 
 
-def _in_place(graph: Graph, last: dict[str, int]) -> dict[str, str]:
+def _in_place(graph: Graph, first: dict[str, int], last: dict[str, int]) -> dict[str, str]:
     over: dict[str, str] = {}
     for step, node in enumerate(graph.nodes):
         taken: set[str] = set()
@@ -73,7 +73,7 @@ def _in_place(graph: Graph, last: dict[str, int]) -> dict[str, str]:
                 and dying not in taken
                 and dying in last
                 and last[dying] == step
-                and owner in last
+                and first.get(owner) == step
                 and owner != dying
                 and _uses(graph, node, dying) == 1
                 and tensor_bytes(graph.tensors[owner]) == tensor_bytes(graph.tensors[dying])

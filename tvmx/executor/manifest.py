@@ -88,6 +88,7 @@ def entry_manifest(
                 "dtype": t.dtype,
                 "kind": t.kind,
                 "alias_of": t.alias_of,
+                **({"alias_offset": t.alias_offset} if t.alias_offset != 0 else {}),
                 "bytes": tensor_bytes(t),
                 **({"offset": constant_offsets[t.name]} if t.name in constant_offsets else {}),
             }

@@ -24,7 +24,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of the program. `offset` is a constant's place among the parameters."""
+    """One tensor of the program. `offset` is a constant's place among the parameters.
+
+    `alias_of` is the tensor whose bytes it shares, from `alias_offset` on.
+    """
 
     name: str
     shape: tuple[int | str, ...]
@@ -33,6 +36,7 @@ class Tensor:
     alias_of: str | None
     bytes: int | str
     offset: int | None
+    alias_offset: int | str = 0
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,7 @@ def _entry(name: str, raw: dict[str, Any]) -> Entry:
                 None if t["alias_of"] is None else str(t["alias_of"]),
                 _dim(t["bytes"]),
                 None if t.get("offset") is None else int(t["offset"]),
+                _dim(t.get("alias_offset", 0)),
             )
             for t in raw["tensors"]
         },

@@ -10,9 +10,10 @@ import numpy as np
 
 from tvmx.errors import InputError, TvmxError
 from tvmx.runtime.arena import aligned_array, aligned_bytes
+from tvmx.runtime.dims import evaluate
 from tvmx.runtime.dtypes import numpy_dtype
 from tvmx.runtime.library import AfterNode, Call, Library
-from tvmx.runtime.manifest import Entry
+from tvmx.runtime.manifest import Entry, Tensor
 from tvmx.runtime.shapes import ShapeBinder, Signature
 from tvmx.runtime.slots import Array, InputSlot, check_names
 
@@ -148,8 +149,13 @@ class GraphProgram:
     def address_of(self, name: str) -> int:
         """Where tensor `name` lies in the current run."""
         tensor = self.entry.tensors[name]
+        inner = 0
         while tensor.alias_of is not None:
+            inner += evaluate(tensor.alias_offset, self.dims)
             tensor = self.entry.tensors[tensor.alias_of]
+        return inner + self._address_of_owner(tensor)
+
+    def _address_of_owner(self, tensor: Tensor) -> int:
         if tensor.kind == "input":
             return self.slots[tensor.name].address
         if tensor.kind == "output":
