@@ -268,6 +268,46 @@ def test_what_cannot_lie_in_the_result_is_copied(case: str, copies: int, tmp_pat
         np.testing.assert_array_equal(found[name], array)
 
 
+def test_a_dense_chain_of_results_is_one_storage(tmp_path: Path) -> None:
+    """Each result begins with the parts of the one before: all are views of the last, and the input is copied once."""
+    from tvm import relax
+
+    op = relax.op
+
+    def body(b: Any, x: Any) -> Any:
+        parts = [x]
+        for k in range(4):
+            joined = parts[0] if k == 0 else b.emit(op.concat(parts, 1))
+            parts.append(b.emit(op.multiply(b.emit(op.max(joined, axis=1, keepdims=True)), b.emit(op.negative(x)))))
+        return b.emit(op.concat(parts, 1))
+
+    mod = unfused([("x", (1, 16), "float32")], body)
+    graph, after = nodes_of(mod, ["y"])
+    assert sum(n.op == "concatenate" for n in graph.nodes) == 4
+    assert sum(n.op == "concatenate" for n in after.nodes) == 0
+    assert sum(n.kernel == COPY for n in after.nodes) == 1
+    x = np.random.default_rng(0).standard_normal((1, 16)).astype("float32")
+    parts = [x]
+    for _ in range(4):
+        parts.append(np.concatenate(parts, 1).max(1, keepdims=True) * -x)
+    np.testing.assert_array_equal(run(mod, ["y"], tmp_path, x=x)["y"], np.concatenate(parts, 1))
+
+
+def test_the_slices_of_one_tensor_joined_again_are_that_tensor() -> None:
+    from tvm import relax
+
+    op = relax.op
+
+    def body(b: Any, x: Any) -> Any:
+        source = b.emit(op.negative(x))
+        a, c = (b.emit(op.strided_slice(source, [0], [k], [k + 2])) for k in (0, 2))
+        same, swapped = b.emit(op.concat([a, c], 0)), b.emit(op.concat([c, a], 0))
+        return [b.emit(op.nn.softmax(same)), b.emit(op.nn.softmax(swapped))]
+
+    _, after = nodes_of(unfused([("x", (4, 64), "float32")], body), ["y", "z"])
+    assert [n.op for n in after.nodes] == ["negative", "concatenate", "softmax", "softmax"]
+
+
 def test_a_slice_keeps_its_source_alive(tmp_path: Path) -> None:
     """The source is dead but for its slice when other values are made."""
     from tvm import relax

@@ -45,52 +45,69 @@ def shared(graph: Graph) -> Graph:
 
 
 def _without(graph: Graph, movers: Sequence[str]) -> Graph:
-    """The graph after taking out those of the named nodes that can be."""
+    """The graph after taking out those of the named nodes that can be.
+
+    Later results first: where one holds the parts of an earlier one, as in a DenseNet, the earlier is a view of it.
+    """
     editor = _Editor(graph)
     chosen = set(movers)
+    gone = set()
+    for index, node in enumerate(graph.nodes):
+        if node.name in chosen and node.moves is not None and node.moves.slices and editor.slices(index, node):
+            gone.add(index)
+    for index, node in reversed(list(enumerate(graph.nodes))):
+        if node.name in chosen and node.moves is not None and node.moves.joined and editor.joined(index, node):
+            gone.add(index)
     nodes: list[Node] = []
-    for node in graph.nodes:
-        instead = editor.replaced(node) if node.name in chosen else None
-        nodes.extend([node] if instead is None else instead)
+    for index, node in enumerate(graph.nodes):
+        nodes.extend(c.node for c in editor.copies if c.before == index)
+        if index not in gone:
+            nodes.append(node)
     return dataclasses.replace(graph, nodes=tuple(nodes), tensors=editor.graph.tensors)
 
 
+@dataclasses.dataclass
+class _PartCopy:
+    """A copy that takes the place of a kernel, to be run before node number `before` of the original program."""
+
+    before: int
+    node: Node
+
+
 class _Editor:
-    """Changes aliases of a graph of its own, node by node in order."""
+    """Changes aliases of a graph of its own. `copies` are the nodes that this needs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = dataclasses.replace(graph, tensors=dict(graph.tensors))
         self.tensors = self.graph.tensors
+        self.copies: list[_PartCopy] = []
 
-    def replaced(self, node: Node) -> list[Node] | None:
-        """The copies that are left of the node; None where it stays as it is."""
-        assert node.moves is not None
-        return self._slices(node) if node.moves.slices else self._joined(node)
-
-    def _slices(self, node: Node) -> list[Node] | None:
+    def slices(self, index: int, node: Node) -> bool:
+        """Make the outputs views of the inputs; whether the node can go."""
         assert node.moves is not None
         starts: list[tuple[Tensor, str, int]] = []
-        for out, (index, first) in zip(node.outputs, node.moves.slices):
+        for out, (source, first) in zip(node.outputs, node.moves.slices):
             tensor = self.tensors[out]
             if tensor.kind != "intermediate" or tensor.alias_of is not None:
-                return None  # computed into a model's output
-            starts.append((tensor, node.inputs[index], first * dtype_bytes(tensor.dtype)))
+                return False  # computed into a model's output
+            starts.append((tensor, node.inputs[source], first * dtype_bytes(tensor.dtype)))
         views = [start % ALIGNMENT == 0 for _, _, start in starts]
         if not _worth_it([t for t, _, _ in starts], views):
-            return None
-        copies: list[Node] = []
-        for (tensor, source, start), view in zip(starts, views):
+            return False
+        for (tensor, parent, start), view in zip(starts, views):
             if view:
-                self.tensors[tensor.name] = dataclasses.replace(tensor, alias_of=source, alias_offset=start)
+                self.tensors[tensor.name] = dataclasses.replace(tensor, alias_of=parent, alias_offset=start)
             elif tensor_bytes(tensor) != 0:
-                place = self._fresh(f"{tensor.name}.source", tensor, source, start)
-                copies.append(_copy(node, len(copies), place, tensor.name))
-        return copies
+                self._copy(index, node, self._fresh(f"{tensor.name}.source", tensor, parent, start), tensor.name)
+        return True
 
-    def _joined(self, node: Node) -> list[Node] | None:
+    def joined(self, index: int, node: Node) -> bool:
+        """Let the parts be computed in the result; whether the node can go."""
         assert node.moves is not None
         out = node.outputs[0]
         parts = [self.tensors[node.inputs[i]] for i in node.moves.joined]
+        if self._lies_together(index, parts, out):
+            return True
         before = dict(self.tensors)
         offsets = _offsets(parts)
         placed: list[bool] = []
@@ -103,13 +120,53 @@ class _Editor:
         if not _worth_it(parts, placed):
             self.tensors.clear()
             self.tensors.update(before)
-            return None
-        copies: list[Node] = []
+            return False
         for part, (offset, _), fits in zip(parts, offsets, placed):
             if not fits and tensor_bytes(part) != 0:
-                place = self._fresh(f"{out}.part", part, out, offset)
-                copies.append(_copy(node, len(copies), part.name, place))
-        return copies
+                self._copy(index, node, part.name, self._fresh(f"{out}.part", part, out, offset))
+        return True
+
+    def _lies_together(self, index: int, parts: Sequence[Tensor], out: str) -> bool:
+        """Make the result a view where its parts, or copies of them, lie one after the other already."""
+        result = self.tensors[out]
+        if result.kind != "intermediate" or result.alias_of is not None:
+            return False
+        for home, start in self._places(parts[0]):
+            at, used = start, list[_PartCopy]()
+            for part in parts:
+                size = tensor_bytes(part)
+                if isinstance(size, str):
+                    return False
+                here = [c for c in self._copies_of(part.name) if self._place(c.node.outputs[0]) == (home, at)]
+                if not here and self._place(part.name) != (home, at):
+                    break
+                used.extend(here[:1])
+                at += size
+            else:
+                if start % ALIGNMENT or home == out:
+                    return False
+                for copy in used:
+                    copy.before = min(copy.before, index)
+                self.tensors[out] = dataclasses.replace(result, alias_of=home, alias_offset=start)
+                return True
+        return False
+
+    def _places(self, part: Tensor) -> list[tuple[str, int]]:
+        """Where a tensor and its copies lie: storage and byte."""
+        names = [part.name, *(c.node.outputs[0] for c in self._copies_of(part.name))]
+        return [p for p in map(self._place, names) if p is not None]
+
+    def _place(self, name: str) -> tuple[str, int] | None:
+        at = self.graph.offset(name)
+        return (self.graph.storage(name), at) if isinstance(at, int) else None
+
+    def _copies_of(self, name: str) -> list[_PartCopy]:
+        return [c for c in self.copies if c.node.inputs[0] == name]
+
+    def _copy(self, index: int, node: Node, source: str, out: str) -> None:
+        count = sum(c.node.name.startswith(f"{node.name}.") for c in self.copies)
+        copy = Node(f"{node.name}.{count}", COPY, (source,), (out,), op="copy")
+        self.copies.append(_PartCopy(index, copy))
 
     def _can_move(self, name: str, out: str) -> bool:
         """The tensor is all of a storage in the arena that is nobody's part yet, and so can lie elsewhere."""
@@ -127,10 +184,6 @@ class _Editor:
             name, count = f"{wanted}{count}", count + 1
         self.tensors[name] = Tensor(name, like.shape, like.dtype, "intermediate", parent, offset)
         return name
-
-
-def _copy(node: Node, index: int, source: str, out: str) -> Node:
-    return Node(f"{node.name}.{index}", COPY, (source,), (out,), op="copy")
 
 
 def _worth_it(tensors: Sequence[Tensor], shared: Sequence[bool]) -> bool:
