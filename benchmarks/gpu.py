@@ -90,7 +90,6 @@ def _compile(folder: Path, stem: str, case: Case, target: Target) -> dict[str, A
     from tvmx.cuda.candidate import build_candidate
     from tvmx.cuda.lower import lower_kernel
     from tvmx.pipeline import run_phases
-    from tvmx.schedule import apply_default
 
     assert target.gpu is not None
     mod = run_phases(module(case), target)
@@ -118,7 +117,7 @@ def _compile(folder: Path, stem: str, case: Case, target: Target) -> dict[str, A
                 operands = [known(a) for a in call.args[1].fields]
                 names[binding.var] = name
                 tensors[name] = _tensor(binding.var.ty)
-                scheduled = apply_default(mod[call.args[0]], target)
+                scheduled = _scheduled(mod[call.args[0]], target, case.rule)
                 program = lower_kernel(scheduled.func, target, f"k{len(steps)}")
                 file = f"{stem}-{len(steps)}.so"
                 build_candidate(program, target.gpu, folder / file)
@@ -132,6 +131,16 @@ def _compile(folder: Path, stem: str, case: Case, target: Target) -> dict[str, A
         file = f"{stem}.npz"
         np.savez_compressed(folder / file, **constants)
     return {"case": case.to_json(), "steps": steps, "tensors": tensors, "constants": file, "output": made}
+
+
+def _scheduled(func: Any, target: Target, rule: str) -> Any:
+    """By the default, or by the named rule."""
+    from tvmx.schedule import Workload, apply_default, apply_rule, rules_for
+
+    if not rule:
+        return apply_default(func, target)
+    (chosen,) = [r for r in rules_for(Workload.of(func), target) if r.name == rule]
+    return apply_rule(chosen, func, target)
 
 
 def _tensor(ty: Any) -> dict[str, Any]:
@@ -221,9 +230,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu.json"))
     parser.add_argument("--time-budget-s", type=float, default=420.0)
     args = parser.parse_args(argv)
-    chosen = [c for c in gpu_cases.all_cases(args.batch) if args.only in c.name]
+
+    def cases(target: Target) -> list[Case]:
+        assert target.gpu is not None
+        return [c for c in gpu_cases.all_cases(args.batch, target.gpu.sm) if args.only in c.name]
+
     if args.prepare:
-        prepare(args.prepare, PRESETS[args.target or "cuda-sm80"], chosen)
+        target = PRESETS[args.target or "cuda-sm80"]
+        prepare(args.prepare, target, cases(target))
         print(f"on the machine with the GPU: python {args.prepare}/run.py")
         return 0
     try:
@@ -240,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"benchmarks.gpu: no preset for {facts}; name one with --target", file=sys.stderr)
         return gpu_run.NO_DEVICE
     with tempfile.TemporaryDirectory(prefix="tvmx-gpu-") as folder:
-        prepare(Path(folder), PRESETS[name], chosen)
+        prepare(Path(folder), PRESETS[name], cases(PRESETS[name]))
         return gpu_run.main(
             Path(folder), ["--json", str(args.json.absolute()), "--time-budget-s", str(args.time_budget_s)]
         )

@@ -31,6 +31,7 @@ class Case:
     groups: int = 1
     timed: bool = True  # else only its numbers are checked
     transposed: bool = False  # of a gemm: b is [n, k]
+    rule: str = ""  # the schedule rule, where it is not the default
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -164,8 +165,27 @@ def families() -> list[Case]:
     return found
 
 
-def all_cases(batch: int = 32) -> list[Case]:
+def all_cases(batch: int = 32, sm: int = 80) -> list[Case]:
     """Everything, what a bar is set on first."""
+    if sm == 90:
+        shapes = [
+            ((256, 256), (384, 256), False),
+            ((8192, 8192), (8192, 8192), True),
+            ((4096, 4096), (4096, 4096), True),
+        ]
+        hopper = [
+            Case(
+                f"gemm float16 {m}x{n}x{k} wgmma",
+                "gemm",
+                (m, k),
+                (n, k),
+                timed=timed,
+                transposed=True,
+                rule="cuda.wgmma",
+            )
+            for (m, k), (n, _), timed in shapes
+        ]
+        return [*hopper, *all_cases(batch)]
     large = [gemm(8192, 8192, 8192), gemm(4096, 4096, 4096), gemm(4096, 4096, 4096, "bfloat16"), gemm(1024, 1024, 1024)]
     bert = [gemm(4096, 768, 768), gemm(4096, 3072, 768), gemm(4096, 768, 3072)]
     whole = [gemm(4096, 4096, 4096, "int8")]

@@ -1,5 +1,5 @@
 """CUDA schedules. Each module registers its rules on import."""
 
-from tvmx_schedules.cuda import gemm, generic
+from tvmx_schedules.cuda import gemm, generic, wgmma
 
-__all__ = ["gemm", "generic"]
+__all__ = ["gemm", "generic", "wgmma"]

@@ -7,8 +7,9 @@ threadIdx.y warps, wm × wn
     k1      one matrix instruction's k: fragments shared → registers, then 16 × 16 products
   16 rows   of the warp's part of C: registers → shared → epilogue → global, coalesced and vectorised
 
-Rows in shared memory are 16 bytes longer than the tile, so that the eight rows of an ldmatrix fall into different
-banks. `tvmx.passes.legalize.gemm_te` writes the blocks and chooses the default tile.
+Rows in shared memory are permuted (`tvmx.cuda.permuted`) or, for wmma, 16 bytes longer than the tile, so that the
+eight rows of an ldmatrix fall into different banks. `tvmx.passes.legalize.gemm_te` writes the blocks and chooses the
+default tile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tvmx_schedules.cpu.matmul import flatten_sink
 from tvmx_schedules.cuda import intrinsics
 from tvmx_schedules.cuda.intrinsics import SHARED, Intrinsics
 
+from tvmx.cuda.permuted import PERMUTED
 from tvmx.passes.legalize.gemm_model import Tile
 from tvmx.schedule import Workload, schedule_rule
 from tvmx.target import Target
@@ -37,6 +39,12 @@ def _is_gemm(workload: Workload) -> bool:
 @schedule_rule("cuda.mma", match=_is_gemm, when=lambda t: t.gpu is not None and t.gpu.has_mma)
 def gemm_mma(sch: Any, target: Target) -> None:
     """mma.sync + ldmatrix + cp.async, sm_80 and newer."""
+    schedule_gemm(sch, intrinsics.mma, asynchronous=True, permute=True)
+
+
+@schedule_rule("cuda.mma_padded", match=_is_gemm, when=lambda t: t.gpu is not None and t.gpu.has_mma, priority=-5)
+def gemm_mma_padded(sch: Any, target: Target) -> None:
+    """The same with padded rows in shared memory: simpler addresses, more bytes. A space for tuning."""
     schedule_gemm(sch, intrinsics.mma, asynchronous=True)
 
 
@@ -46,7 +54,9 @@ def gemm_wmma(sch: Any, target: Target) -> None:
     schedule_gemm(sch, intrinsics.wmma, asynchronous=False)
 
 
-def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asynchronous: bool) -> None:
+def schedule_gemm(
+    sch: Any, family: Callable[[str, str, bool], Intrinsics], asynchronous: bool, permute: bool = False
+) -> None:
     """Schedule load_a, load_b, gemm and everything after it. Raises ValueError, ScheduleError where it cannot."""
     sink = inline_around(sch)
     anchor = inspect(sch, sch.get_sblock(ANCHOR))
@@ -95,6 +105,8 @@ def schedule_gemm(sch: Any, family: Callable[[str, str, bool], Intrinsics], asyn
             vector //= 2
         wide.append(vector * element >= 4 and _is_copy(inspect(sch, sch.get_sblock(name))))
         _fetch(sch, sch.get_sblock(name), k0, rows[2], columns[2], vector, element)
+        if permute and (name == "load_a" or transposed or element == 2):  # TVM has no ldmatrix for the other
+            sch.annotate(sch.get_sblock(name), PERMUTED, 1)
 
     # Registers.
     a, b = sch.cache_read(outer, 0, names.scope_a), sch.cache_read(outer, 1, names.scope_b)

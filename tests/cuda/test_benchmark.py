@@ -16,7 +16,7 @@ import pytest
 from benchmarks import gpu, gpu_cases, gpu_run
 from benchmarks.gpu_cases import Case, conv
 from tests.cuda import fake_device
-from tvmx.cuda.nvcc import nvcc
+from tvmx.cuda.nvcc import cuda_compiler
 from tvmx.target import PRESETS
 
 
@@ -81,7 +81,7 @@ def test_no_device_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert gpu_run.main(tmp_path, []) == gpu_run.UNPREPARED
 
 
-@pytest.mark.skipif(nvcc() is None or not fake_device.available(), reason="needs nvcc, gcc and g++")
+@pytest.mark.skipif(cuda_compiler() is None or not fake_device.available(), reason="needs nvcc or NVRTC, gcc and g++")
 def test_a_prepared_folder_runs_on_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tvmx.cuda import candidate
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.schedules.cuda.products import Convolution, Product
 from tvmx.cuda.lower import lower_kernel
-from tvmx.cuda.nvcc import nvcc, parse_ptxas
+from tvmx.cuda.nvcc import cuda_compiler, parse_ptxas
 from tvmx.cuda.sass import disassembler, functions, inspect_program, resident_blocks
 from tvmx.target import PRESETS
 
 needs_compiler = pytest.mark.skipif(
-    nvcc() is None or disassembler() is None, reason="reading machine code needs nvcc and cuobjdump"
+    cuda_compiler() is None or disassembler() is None, reason="reading machine code needs nvcc or NVRTC, and cuobjdump"
 )
 
 

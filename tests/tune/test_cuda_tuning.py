@@ -13,7 +13,7 @@ from tests.cuda import fake_device
 from tests.schedules.cuda.products import Product
 from tests.tune.test_offline import lines, run
 from tvmx.cuda.lower import lower_kernel
-from tvmx.cuda.nvcc import nvcc
+from tvmx.cuda.nvcc import cuda_compiler
 from tvmx.errors import ConfigError
 from tvmx.target import PRESETS
 from tvmx.tune import tune
@@ -27,7 +27,7 @@ from tvmx.tune.task import Task, extract_tasks
 from tvmx.tune.trace import replay
 
 pytestmark = pytest.mark.skipif(
-    nvcc() is None or not fake_device.available(), reason="needs nvcc, gcc and g++"
+    cuda_compiler() is None or not fake_device.available(), reason="needs nvcc or NVRTC, gcc and g++"
 )  # fmt: skip
 
 TARGET = PRESETS["cuda-sm80"]

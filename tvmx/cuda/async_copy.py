@@ -59,7 +59,7 @@ def _copy(stmt: Any) -> Any | None:
         fill = constant
     if not isinstance(value, TensorLoad) or str(value.source.scope()) != "global":
         return None
-    destination, source = _base(stmt.indices[0]), _base(value.indices[0])
+    destination, source = first_and_lanes(stmt.indices[0]), first_and_lanes(value.indices[0])
     if destination is None or source is None or destination[1] != source[1]:
         return None
     dtype = tvm.DataType(str(value.source.dtype))
@@ -69,7 +69,7 @@ def _copy(stmt: Any) -> Any | None:
     return _emit(stmt.buffer, destination[0], value.source, source[0], size, condition, fill)
 
 
-def _base(index: Any) -> tuple[Any, int] | None:
+def first_and_lanes(index: Any) -> tuple[Any, int] | None:
     """(first element, elements) of a scalar or unit-stride vector index."""
     import tvm.tirx as tirx
 

@@ -75,6 +75,7 @@ def device_passes() -> list[Any]:
     from tvm import s_tir, tirx
 
     from tvmx.cuda.async_copy import inject_async_copy
+    from tvmx.cuda.permuted import compact_allocation, permute_shared
     from tvmx.cuda.vector_predicates import vector_predicates
 
     return [
@@ -85,7 +86,7 @@ def device_passes() -> list[Any]:
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.LiftThreadBinding(),
         s_tir.transform.ManifestSharedMemoryLocalStage(),
-        s_tir.transform.CompactBufferAllocation(),
+        compact_allocation(),
         s_tir.transform.LowerAutoCopy(),
         s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.LowerMatchBuffer(),
@@ -119,6 +120,7 @@ def device_passes() -> list[Any]:
         s_tir.transform.ThreadSync("warp"),
         s_tir.transform.InferFragment(),
         s_tir.transform.LowerThreadAllreduce(),
+        permute_shared(),
         inject_async_copy(),
         s_tir.transform.MergeSharedMemoryAllocations(),
         tirx.transform.SplitHostDevice(),
@@ -144,7 +146,7 @@ def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
             host = mod[name]
             launches = _launches(host)
             device = _device_module(mod, name)
-            source = _whole_words(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
+            source = mended(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
     except CompileError:
         raise
     except Exception as error:
@@ -189,6 +191,55 @@ def _device_module(mod: Any, host: str) -> Any:
 
 _BYTE = r"\((?:signed char|uchar)\)-?\d+"
 _BYTES = re.compile(rf"make_(int|uint)([24])\(({_BYTE}(?:, {_BYTE}){{7,15}})\)")
+
+
+def mended(source: str) -> str:
+    """CUDA source with the vectors that TVM writes wrong put right."""
+    return _eight_lanes(_whole_words(source))
+
+
+_EIGHT = """template <class V, class T>
+static __forceinline__ __device__ V tvmx_eight(T a, T b, T c, T d, T e, T f, T g, T h) {
+  V v;
+  T* lanes = (T*)&v;
+  lanes[0] = a, lanes[1] = b, lanes[2] = c, lanes[3] = d, lanes[4] = e, lanes[5] = f, lanes[6] = g, lanes[7] = h;
+  return v;
+}
+"""
+_LONG = re.compile(r"\bmake_(u?longlong4)\(")
+
+
+def _eight_lanes(source: str) -> str:
+    """Eight 32-bit lanes lie in a (u)longlong4, whose constructor TVM gives one argument per lane; it takes four."""
+    out: list[str] = []
+    at = 0
+    for match in _LONG.finditer(source):
+        if len(_arguments(source, match.end())) == 8:
+            out += [source[at : match.start()], f"tvmx_eight<{match[1]}>("]
+            at = match.end()
+    if not out:
+        return source
+    body = "".join([*out, source[at:]])
+    first = body.index('extern "C" __global__')
+    return body[:first] + _EIGHT + body[first:]
+
+
+def _arguments(text: str, start: int) -> list[str]:
+    """The arguments of a call whose parenthesis opens before `start`."""
+    depth, last = 0, start
+    found: list[str] = []
+    for at in range(start, len(text)):
+        c = text[at]
+        if c in "([{":
+            depth += 1
+        elif c in ")]}":
+            if depth == 0:
+                return [*found, text[last:at]]
+            depth -= 1
+        elif c == "," and depth == 0:
+            found.append(text[last:at])
+            last = at + 1
+    raise CompileError("unbalanced parentheses in CUDA source")
 
 
 def _whole_words(source: str) -> str:

@@ -89,6 +89,14 @@ _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-
 _MACS = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "884": 8 * 8 * 4, "16832": 16 * 8 * 32, "8816": 8 * 8 * 16}
 
 
+def _macs(shape: str) -> int:
+    """Of one instruction of one warp; HGMMA is a warpgroup's, "64x128x16"."""
+    if "x" in shape:
+        m, n, k = (int(v) for v in shape.split("x"))
+        return m * n * k // 4
+    return _MACS.get(shape, 0)
+
+
 def functions(sass: str) -> dict[str, list[tuple[str, str]]]:
     """Kernel → (opcode, modifiers) of its instructions in order."""
     marks = list(_FUNCTION.finditer(sass))
@@ -116,7 +124,7 @@ def inspect_kernel(func: Any, target: Target, name: str = "main") -> list[Kernel
 def _facts(used: Any, code: list[tuple[str, str]], launch: Launch, gpu: Gpu) -> KernelCode:
     counts = Counter(op for op, _ in code)
     matrix = Counter(f"{op}{rest}" for op, rest in code if op in ("HMMA", "IMMA", "HGMMA"))
-    macs = sum(_MACS.get(name.split(".")[1], 0) * n for name, n in matrix.items())
+    macs = sum(_macs(name.split(".")[1]) * n for name, n in matrix.items())
     shared = used.static_shared + launch.shared_bytes
     resident = resident_blocks(launch.threads, used.registers, shared, gpu)
     x, y, z = launch.grid

@@ -15,7 +15,7 @@ from tvmx.target import Gpu, Target
 from tvmx.tune.space import Candidate
 from tvmx.tune.task import Task
 
-MATRIX_RULES = ("cuda.mma", "cuda.wmma")
+MATRIX_RULES = ("cuda.mma", "cuda.mma_padded", "cuda.wmma")
 HALF = 0.5  # resident share of a multiprocessor's threads from which memory is kept busy
 SPILL_COST = 1 / 64  # of the time, for each byte spilled by a thread
 WORST = 1e3  # seconds, of what cannot run

@@ -20,7 +20,7 @@ from tvmx.cuda.lower import DeviceProgram, Launch, lower_kernel
 from tvmx.debug.emulate.source import to_cpp
 from tvmx.errors import CompileError, InputError
 
-FIGURES = ("conflicts", "matrix_loads", "barriers", "copies", "mmas")
+FIGURES = ("conflicts", "matrix_loads", "barriers", "copies", "mmas", "copy_conflicts")
 HERE = Path(__file__).parent
 
 
@@ -33,6 +33,7 @@ class Emulation:
     """Outputs of a program and what its launches did, in all.
 
     `conflicts` are extra shared-memory wavefronts of `matrix_loads` 8×8 ldmatrix reads: 0 is conflict-free.
+    `copy_conflicts` are those of cp.async: a warp's copies beyond one wavefront per 128 bytes.
     """
 
     outputs: tuple[np.ndarray, ...]
@@ -41,6 +42,7 @@ class Emulation:
     barriers: int
     copies: int  # cp.async issued by all threads
     mmas: int  # matrix instructions of all warps
+    copy_conflicts: int = 0
 
 
 class _Figures(ctypes.Structure):

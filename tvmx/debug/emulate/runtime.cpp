@@ -27,6 +27,10 @@ namespace {
 enum State { READY, AT_BARRIER, AT_WARP, DONE };
 struct Pending { unsigned to; const void* from; int bytes, source_bytes, group; };
 
+// Sums of wgmma on their way to a thread's registers, and what its warpgroup's instructions read meanwhile.
+struct Sums { std::vector<void*> out; std::vector<float> values; int group; };
+struct Reads { unsigned warpgroup; int group; std::vector<unsigned> chunks; };
+
 struct Fiber {
   Dim index;
   unsigned id, warp, lane;
@@ -43,11 +47,17 @@ struct Fiber {
   void* fd;
   unsigned address;
   int count, trans, source;
+  unsigned issued;  // cp.async so far
+  int committed;    // groups of wgmma so far
+  std::vector<Sums> sums;
+  std::vector<std::pair<unsigned, int>> dirty;  // (byte of shared memory, size) written since the last proxy fence
+  uint64_t left, right;
+  bool keep;
   uint32_t value;
   const char *shape, *types;
 };
 
-struct Shadow { uint32_t write_epoch, read_epoch; uint16_t writer, reader; uint16_t write_warp, read_warp; uint8_t many, pending; };
+struct Shadow { uint32_t write_epoch, read_epoch; uint16_t writer, reader; uint16_t write_warp, read_warp; uint8_t many, pending, dirty, matrix_reads; };
 struct Region { char *begin, *end; uint32_t* writers; };
 
 constexpr size_t STACK = 256 << 10, SHARED = 256 << 10;
@@ -68,7 +78,10 @@ uint32_t launch_thread;  // number of the first thread of this block within the 
 bool check_races = true;
 bool failed;
 char message[512];
-long conflicts, matrix_loads, barriers, copies, mmas;
+long conflicts, matrix_loads, barriers, copies, mmas, copy_conflicts;
+// Destinations of each warp's n-th cp.async, lane by lane: what the hardware writes together.
+struct WarpCopy { unsigned to[32]; int bytes, lanes; };
+std::vector<std::vector<WarpCopy>> warp_copies;
 void (*kernel)(void**);
 void** arguments;
 
@@ -183,8 +196,11 @@ void shared_access(size_t at, int size, bool write, bool async = false) {
     return fault("%s of %d bytes at %zu of shared memory, which has %u", write ? "write" : "read", size, at,
                  dynamic_bytes + static_bytes);
   if (!check_races) return;
+  if (write && me->dirty.size() < (1 << 16)) me->dirty.push_back({(unsigned)at, size});
   for (int i = 0; i < size; ++i) {
     Shadow& s = shadow[at + i];
+    if (write && s.matrix_reads)
+      return fault("write of byte %zu of shared memory that a wgmma in flight reads", at + i);
     if (s.pending && !async)
       return fault("%s of byte %zu of shared memory while an asynchronous copy to it is in flight",
                    write ? "write" : "read", at + i);
@@ -198,6 +214,7 @@ void shared_access(size_t at, int size, bool write, bool async = false) {
         return fault("race on byte %zu of shared memory: written, and thread %u read it with no barrier between",
                      at + i, s.reader);
       s.write_epoch = epoch;
+      s.dirty = 1;
       s.writer = me->id;
       s.write_warp = warp_epoch[me->warp];
       s.many = 0;
@@ -240,13 +257,16 @@ void access(const void* pointer, size_t size, bool write, bool aligned) {
 }
 
 // ---- warp operations: the last lane to arrive does the work for all
-enum { OP_LDMATRIX = 1, OP_MMA, OP_SHUFFLE, OP_WMMA, OP_SYNC };
+enum { OP_LDMATRIX = 1, OP_MMA, OP_SHUFFLE, OP_WMMA, OP_SYNC, OP_WGMMA, OP_WGMMA_WAIT };
 
-std::vector<Fiber*> warp_of(Fiber* f) {
+std::vector<Fiber*> group_of(Fiber* f, unsigned size) {
   std::vector<Fiber*> w;
-  for (unsigned i = f->warp * 32; i < fibers.size() && i < f->warp * 32 + 32; ++i) w.push_back(fibers[i]);
+  unsigned first = f->id / size * size;
+  for (unsigned i = first; i < fibers.size() && i < first + size; ++i) w.push_back(fibers[i]);
   return w;
 }
+std::vector<Fiber*> warp_of(Fiber* f) { return group_of(f, 32); }
+std::vector<Reads> matrix_reads;
 
 void full(const std::vector<Fiber*>& w, const char* what) {
   if (w.size() != 32) fault("%s in a warp of %zu threads", what, w.size());
@@ -364,11 +384,105 @@ void do_shuffle(std::vector<Fiber*>& w) {
   for (Fiber* f : w) f->value = f->source >= 0 && f->source < (int)w.size() ? values[f->source] : values[f->lane];
 }
 
-const char* const OP_NAMES[] = {"", "ldmatrix", "mma", "shuffle", "wmma", "__syncwarp"};
+// wgmma m64nNk16, both operands K-major in shared memory, as their descriptors say (PTX ISA, matrix descriptor).
+struct Descriptor {
+  unsigned address, stride;
+  explicit Descriptor(uint64_t d) : address((d & 0x3fff) << 4), stride((d >> 32 & 0x3fff) << 4) {
+    if (d >> 62 != 1) fault("the emulator knows wgmma operands in the 128-byte swizzle only");
+    if (d >> 49 & 7) fault("the emulator knows no base offset of a wgmma operand");
+  }
+  // Where element (row, k) lies: rows of 128 bytes in groups of eight, 16-byte chunks permuted by the address's bits.
+  unsigned at(int row, int k) const {
+    unsigned plain = address + row / 8 * stride + row % 8 * 128 + k * 2;
+    return plain ^ (plain >> 7 & 7) << 4;
+  }
+};
+
+float matrix_element(unsigned at, bool bf16, std::vector<unsigned>& chunks) {
+  if (at + 2 > dynamic_bytes + static_bytes) fault("wgmma reads byte %u of shared memory, which has %u", at, dynamic_bytes);
+  if (at % 16 == 0) {
+    for (unsigned i = at; check_races && i < at + 16; ++i) {
+      Shadow& s = shadow[i];
+      if (s.pending) fault("wgmma reads byte %u of shared memory while an asynchronous copy to it is in flight", i);
+      if (s.write_epoch < first_epoch) fault("wgmma reads byte %u of shared memory, which nobody wrote", i);
+      if (s.write_epoch == epoch) fault("race on byte %u of shared memory: thread %u wrote it, and wgmma reads it with no "
+                                        "barrier between", i, s.writer);
+      if (s.dirty) fault("wgmma reads byte %u of shared memory, written with no fence.proxy.async after it", i);
+    }
+    chunks.push_back(at);
+  }
+  uint16_t bits;
+  memcpy(&bits, shared + at, 2);
+  return bf16 ? bf16_to_float(bits) : half_to_float(bits);
+}
+
+void do_wgmma(std::vector<Fiber*>& w) {
+  if (w.size() != 128) return fault("wgmma in a warpgroup of %zu threads", w.size());
+  int registers = w[0]->count, n = registers * 2;
+  bool bf16 = strstr(w[0]->types, "bf16") != nullptr;
+  for (Fiber* f : w)
+    if (f->left != w[0]->left || f->right != w[0]->right) return fault("the threads of a warpgroup give wgmma other operands");
+  Descriptor left(w[0]->left), right(w[0]->right);
+  Reads reads = {me->id / 128, me->committed, {}};
+  std::vector<float> a(64 * 16), b(n * 16);
+  for (int r = 0; r < 64; ++r)
+    for (int k = 0; k < 16; ++k) a[r * 16 + k] = matrix_element(left.at(r, k), bf16, reads.chunks);
+  for (int r = 0; r < n; ++r)
+    for (int k = 0; k < 16; ++k) b[r * 16 + k] = matrix_element(right.at(r, k), bf16, reads.chunks);
+  for (unsigned c : reads.chunks)
+    for (int i = 0; i < 16; ++i) ++shadow[c + i].matrix_reads;
+  matrix_reads.push_back(reads);
+  mmas += 4;
+  for (Fiber* f : w) {
+    const Sums* before = nullptr;
+    for (const Sums& s : f->sums)
+      if (s.out[0] == f->out[0]) before = &s;
+    Sums made = {std::vector<void*>(f->out, f->out + registers), std::vector<float>(registers), f->committed};
+    int t = f->id % 128;
+    for (int i = 0; i < registers; ++i) {
+      int row = t / 32 * 16 + t % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+      float sum = 0;
+      if (f->keep) {
+        if (before) sum = before->values[i];
+        else memcpy(&sum, f->out[i], 4);
+      }
+      float product = 0;
+      for (int k = 0; k < 16; ++k) product += a[row * 16 + k] * b[column * 16 + k];
+      made.values[i] = sum + product;
+    }
+    f->sums.push_back(std::move(made));
+  }
+}
+
+void do_wgmma_wait(std::vector<Fiber*>& w) {
+  for (Fiber* f : w) {
+    std::vector<Sums> left;
+    for (Sums& s : f->sums) {
+      if (s.group >= f->committed - f->count) {
+        left.push_back(std::move(s));
+        continue;
+      }
+      for (size_t i = 0; i < s.out.size(); ++i) memcpy(s.out[i], &s.values[i], 4);
+    }
+    f->sums.swap(left);
+  }
+  std::vector<Reads> left;
+  for (Reads& r : matrix_reads) {
+    if (r.warpgroup != w[0]->id / 128 || r.group >= w[0]->committed - w[0]->count) {
+      left.push_back(std::move(r));
+      continue;
+    }
+    for (unsigned c : r.chunks)
+      for (int i = 0; i < 16; ++i) --shadow[c + i].matrix_reads;
+  }
+  matrix_reads.swap(left);
+}
+
+const char* const OP_NAMES[] = {"", "ldmatrix", "mma", "shuffle", "wmma", "__syncwarp", "wgmma", "wgmma.wait_group"};
 
 void warp_operation(int op) {
   me->op = op;
-  auto w = warp_of(me);
+  auto w = group_of(me, op >= OP_WGMMA ? 128 : 32);
   bool last = true;
   for (Fiber* f : w)
     if (f != me && f->state != AT_WARP) last = false;
@@ -379,6 +493,8 @@ void warp_operation(int op) {
   if (op == OP_MMA) do_mma(w);
   if (op == OP_SHUFFLE) do_shuffle(w);
   if (op == OP_WMMA) do_wmma(w);
+  if (op == OP_WGMMA) do_wgmma(w);
+  if (op == OP_WGMMA_WAIT) do_wgmma_wait(w);
   if (op == OP_SYNC) warp_epoch[me->warp] += 1;
   for (Fiber* f : w)
     if (f != me) f->state = READY;
@@ -426,7 +542,8 @@ void prepare(unsigned count, Dim block) {
   for (unsigned i = 0; i < count; ++i) {
     Fiber* f = fibers[i];
     f->index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
-    f->id = i, f->warp = i / 32, f->lane = i % 32, f->state = READY, f->group = 0;
+    f->id = i, f->warp = i / 32, f->lane = i % 32, f->state = READY, f->group = 0, f->issued = 0, f->committed = 0;
+    f->sums.clear(), f->dirty.clear();
     f->pending.clear();
     char* top = stacks + (i + 1) * STACK - 64;
 #if defined(__x86_64__)
@@ -443,6 +560,26 @@ void prepare(unsigned count, Dim block) {
 #endif
   }
   warp_epoch.assign((count + 31) / 32, 0);
+  warp_copies.assign((count + 31) / 32, {});
+  matrix_reads.clear();
+}
+
+// 128 bytes are written at a time: by 8 lanes of 16 bytes, 16 of 8, 32 of 4. Extra wavefronts beyond those are conflicts.
+void count_copy_conflicts() {
+  for (auto& warp : warp_copies)
+    for (WarpCopy& c : warp) {
+      if (c.lanes != 32) continue;  // lanes went different ways
+      int together = 128 / c.bytes;
+      for (int start = 0; start < 32; start += together) {
+        unsigned words[32] = {}, worst = 1;
+        for (int l = start; l < start + together; ++l)
+          for (int b = 0; b < c.bytes; b += 4) {
+            unsigned& n = words[(c.to[l] + b) / 4 % 32];
+            if (++n > worst) worst = n;
+          }
+        copy_conflicts += worst - 1;
+      }
+    }
 }
 
 }  // namespace
@@ -498,6 +635,24 @@ void tvmx_wmma(int kind, const void* a, int, const void* b, int, const void* c, 
   warp_operation(OP_WMMA);
 }
 
+void tvmx_wgmma(const char* types, void** out, int registers, uint64_t left, uint64_t right, int keep) {
+  me->types = types, me->out = out, me->count = registers, me->left = left, me->right = right, me->keep = keep != 0;
+  warp_operation(OP_WGMMA);
+}
+
+void tvmx_wgmma_commit() { ++me->committed; }
+
+void tvmx_wgmma_wait(int groups) {
+  me->count = groups;
+  warp_operation(OP_WGMMA_WAIT);
+}
+
+void tvmx_proxy_fence() {
+  for (auto& d : me->dirty)
+    for (int i = 0; i < d.second; ++i) shadow[d.first + i].dirty = 0;
+  me->dirty.clear();
+}
+
 uint32_t tvmx_shuffle(uint32_t value, int source) {
   me->value = value, me->source = source;
   warp_operation(OP_SHUFFLE);
@@ -511,6 +666,10 @@ void tvmx_cp_async(unsigned to, const void* from, int bytes, int source_bytes) {
   // The hardware may write at any time from now on: nobody may still be reading what was there.
   shared_access(to, bytes, true);
   for (int i = 0; i < bytes; ++i) shadow[to + i].pending = 1;
+  auto& mine = warp_copies[me->warp];
+  if (me->issued == mine.size()) mine.push_back({{}, bytes, 0});
+  WarpCopy& one = mine[me->issued++];
+  if (one.bytes == bytes) one.to[me->lane] = to, ++one.lanes;
   me->pending.push_back({to, from, bytes, source_bytes, me->group});
   ++copies;
 }
@@ -561,7 +720,7 @@ void* __tsan_memset(void* to, int v, size_t n) {
   return memset(to, v, n);
 }
 
-struct Figures { long conflicts, matrix_loads, barriers, copies, mmas; };
+struct Figures { long conflicts, matrix_loads, barriers, copies, mmas, copy_conflicts; };
 
 // Run one launch. 0, or 1 with the reason in `reason` (512 bytes).
 int tvmx_emulate(void (*entry)(void**), void** pointers, const uint64_t* sizes, int count, const unsigned* grid,
@@ -573,7 +732,7 @@ int tvmx_emulate(void (*entry)(void**), void** pointers, const uint64_t* sizes, 
     once = true;
   }
   failed = false, check_races = races != 0, kernel = entry, arguments = pointers;
-  conflicts = matrix_loads = barriers = copies = mmas = 0;
+  conflicts = matrix_loads = barriers = copies = mmas = copy_conflicts = 0;
   for (int i = 0; i < count; ++i)
     regions.push_back({(char*)pointers[i], (char*)pointers[i] + sizes[i], (uint32_t*)calloc(sizes[i] ? sizes[i] : 1, 4)});
   tvmx_grid_dim = {grid[0], grid[1], grid[2]};
@@ -589,15 +748,16 @@ int tvmx_emulate(void (*entry)(void**), void** pointers, const uint64_t* sizes, 
         static_bytes = 0, slot_count = 0;
         memset(shared, 0xff, SHARED > shared_bytes ? shared_bytes : SHARED);
         first_epoch = ++epoch;
-        for (unsigned i = 0; i < SHARED; ++i) shadow[i].pending = 0;
+        for (unsigned i = 0; i < SHARED; ++i) shadow[i].pending = shadow[i].dirty = shadow[i].matrix_reads = 0;
         getcontext(&scheduler);
         if (!failed) run_block(reverse != 0);
+        count_copy_conflicts();
         launch_thread += threads;
       }
   me = nullptr;
   for (Region& r : regions) free(r.writers);
   regions.clear();
-  *figures = {conflicts, matrix_loads, barriers, copies, mmas};
+  *figures = {conflicts, matrix_loads, barriers, copies, mmas, copy_conflicts};
   if (failed) snprintf(reason, 512, "block (%u,%u,%u) %s", tvmx_block.x, tvmx_block.y, tvmx_block.z, message);
   return failed;
 }

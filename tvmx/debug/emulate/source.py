@@ -144,6 +144,11 @@ def _split(text: str, separator: str) -> list[str]:
 _LDMATRIX = re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 _MMA = re.compile(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)\.row\.col(?:\.satfinite)?\.(\w+\.\w+\.\w+\.\w+)")
 _COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global(?:\.L2::\d+B)?\s*\[%(\d)\],\s*\[%(\d)\],\s*%(\d)(?:,\s*%(\d))?;")
+_WGMMA = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(b?f16)\.\1\s*\{([^}]*)\},\s*%(\d+),\s*%(\d+),\s*([01]),"
+    r"\s*1,\s*1,\s*0,\s*0;"
+)
+_WGMMA_WAIT = re.compile(r"wgmma\.wait_group\.sync\.aligned\s+(\d+);")
 _WAIT = re.compile(r"cp\.async\.wait_group\s+(\d+);")
 
 
@@ -169,6 +174,19 @@ def translate(asm: Asm) -> str:
         to, source, size = (ops[int(m[i])] for i in (1, 2, 3))
         count = ops[int(m[4])] if m[4] else size
         return f"tvmx_emu::tvmx_cp_async({to}, {source}, {size}, {count});"
+    if m := _WGMMA.match(text):
+        outs = ", ".join(f"&({ops[int(i)]})" for i in re.findall(r"%(\d+)", m[2]))
+        registers = len(re.findall(r"%\d+", m[2]))
+        call = f'tvmx_emu::tvmx_wgmma("{m[1]}", emu_d, {registers}, {ops[int(m[3])]}, {ops[int(m[4])]}, {m[5]})'
+        return f"{{ void* emu_d[] = {{{outs}}}; {call}; }}"
+    if m := _WGMMA_WAIT.match(text):
+        return f"tvmx_emu::tvmx_wgmma_wait({m[1]});"
+    if text.startswith("wgmma.commit_group"):
+        return "tvmx_emu::tvmx_wgmma_commit();"
+    if text.startswith("wgmma.fence.sync.aligned;"):
+        return ";"  # orders registers, which the emulator always does
+    if text.startswith("fence.proxy.async"):
+        return "tvmx_emu::tvmx_proxy_fence();"
     if text.startswith("cp.async.commit_group"):
         return "tvmx_emu::tvmx_cp_commit();"
     if m := _WAIT.match(text):

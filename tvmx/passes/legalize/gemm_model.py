@@ -16,7 +16,7 @@ from tvmx.target import Gpu
 
 WARP = 32
 FRAGMENT = 16  # rows and columns of C that one tensorised block computes
-PAD_BYTES = 16  # of each row in shared memory: eight rows fall into different banks
+PAD_BYTES = 16  # of each row in shared memory where rows are not permuted: eight rows fall into different banks
 LATENCY = 600  # cycles from a load's issue to its data, device memory
 BLOCK_COST = 1500  # cycles to start a block and store its tile
 STEP_COST = 60  # cycles at the barriers of one step of the pipeline
@@ -55,9 +55,9 @@ class Tile:
     def warps(self) -> int:
         return self.wm * self.wn
 
-    def shared_bytes(self, element: int) -> int:
+    def shared_bytes(self, element: int, padded: bool = True) -> int:
         """Dynamic shared memory of a block: the pipeline's copies, or the tile of C that leaves through it."""
-        rows = self.stages * (self.tm + self.tn) * (self.tk * element + PAD_BYTES)
+        rows = self.stages * (self.tm + self.tn) * (self.tk * element + (PAD_BYTES if padded else 0))
         staged = self.wm * FRAGMENT * (self.tn + 8) * 4
         return max(rows, staged)
 
@@ -89,7 +89,7 @@ def fits(tile: Tile, problem: Problem, gpu: Gpu) -> bool:
     """Can a multiprocessor hold one block of this tile?"""
     regs = tile.registers(problem.bytes)
     return (
-        tile.shared_bytes(problem.bytes) <= gpu.shared_bytes_per_block
+        tile.shared_bytes(problem.bytes, not gpu.has_mma) <= gpu.shared_bytes_per_block
         and regs <= 232
         and regs * tile.warps * WARP <= gpu.registers
         and tile.tm % (tile.wm * FRAGMENT) == 0
@@ -104,7 +104,7 @@ def blocks_per_sm(tile: Tile, element: int, gpu: Gpu) -> int:
     return max(
         0,
         min(
-            gpu.shared_bytes // (tile.shared_bytes(element) + 1024),
+            gpu.shared_bytes // (tile.shared_bytes(element, not gpu.has_mma) + 1024),
             gpu.registers // (tile.registers(element) * threads),
             gpu.max_threads // threads,
             gpu.max_blocks,
