@@ -262,7 +262,7 @@ def calibrate_only(name: str, batches: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="of the zoo (default: all)")
-    parser.add_argument("--observer", default="entropy")
+    parser.add_argument("--observer", default="mse")
     parser.add_argument("--table", action="store_true", help="print each report: SQNR per layer")
     parser.add_argument("--cost", action="store_true", help="calibration time and memory too")
     parser.add_argument("-o", "--output", type=Path, help="write JSON")

@@ -38,6 +38,8 @@ from tvmx.quantize.data import Feed, Source
 from tvmx.quantize.equalize import equalize
 from tvmx.quantize.graph import Array, OnnxGraph
 from tvmx.quantize.metrics import Metric
+from tvmx.quantize.moments import MomentCollector
+from tvmx.quantize.observers import DEFAULT_OBSERVER
 from tvmx.quantize.quantizer import Draft, draft
 from tvmx.quantize.sensitivity import Sensitivity, SwitchedRuns, analyse
 from tvmx.quantize.settings import QuantizeConfig
@@ -70,8 +72,8 @@ def quantize(
     """Quantise a float32 ONNX model (path, bytes or ModelProto) after training; returns the QDQ model and a report.
 
     `calibration`: real inputs (see `tvmx.quantize.feeds`), or a Calibration made before, or its file. `observer`:
-    minmax, ema, percentile, entropy (the default), mse, or "all", which compares their errors in the report and
-    uses entropy. `max_drop`: the share of accuracy that may go by `metric` ("auto", "top1", "cosine", "sqnr" or a
+    minmax, ema, percentile, entropy, mse (the default), or "all", which compares their errors in the report and
+    uses the default. `max_drop`: the share of accuracy that may go by `metric` ("auto", "top1", "cosine", "sqnr" or a
     function of the outputs); layers responsible for more stay in float. `preprocess` says how pictures become
     inputs. `config` holds the remaining options; what is given here wins over it. Raises ModelError, ConfigError or
     InputError.
@@ -82,9 +84,10 @@ def quantize(
     with ExitStack() as stack:
         job = _Job.open(model, calibration, config, chosen, shapes, constants)
         found = job.calibrate(stack)
-        used = "entropy" if config.observer == "all" else config.observer
+        used = DEFAULT_OBSERVER if config.observer == "all" else config.observer
         biases, measured = job.refine(found, used, config, stack)
-        return finish(job.plan, found, used, config.observer == "all", biases, measured)
+        made = finish(job.plan, found, used, config.observer == "all", biases, measured)
+        return job.warned(made)
 
 
 def calibrate(
@@ -104,7 +107,8 @@ def calibrate(
     """
     config = _merged(config, threads=threads, image=preprocess)
     # Every tensor that any scheme may quantise.
-    config = dataclasses.replace(config, scheme=dataclasses.replace(config.scheme, prefer="size"))
+    scheme = dataclasses.replace(config.scheme, prefer="size", rounding="nearest", keep_first=False)
+    config = dataclasses.replace(config, scheme=scheme)
     chosen = resolve(target if target != "native" else config.target, config.threads)
     with ExitStack() as stack:
         return _Job.open(model, calibration, config, chosen, shapes, constants).calibrate(stack)
@@ -123,6 +127,7 @@ class _Job:
     data: Iterator[Feed]
     known: Calibration | None
     peaks: dict[str, Array]
+    moments: bool = False  # whether weights are rounded by what their layers read
     samples: list[Feed] = field(default_factory=list)  # the first of the data, kept to measure accuracy on
 
     @classmethod
@@ -160,18 +165,29 @@ class _Job:
             if known is None:
                 peaks, data = _channel_peaks(graph, data, target)
             proto, count = balance(graph, peaks)
-            log.info("%s: %d depthwise convolutions balanced", name, count)
+            log.info("%s: %d convolutions balanced", name, count)
         plan = make_plan(proto, name, config.scheme.for_target(target), target, fixed)
-        return cls(plan, target, data, known, peaks if config.scheme.balance else {})
+        adaptive = config.scheme.rounding == "adaptive"
+        return cls(plan, target, data, known, peaks if config.scheme.balance else {}, adaptive)
 
     def calibrate(self, stack: ExitStack) -> Calibration:
         if self.known is not None:
             return self.known
-        tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs())))
+        layers = self.plan.placement.layers if self.moments else ()
+        moments = MomentCollector.of(self.plan.graph, layers)
+        tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs(), *moments.tensors)))
         shown = watched(self.plan.graph, tensors)
         run = CompiledRun(shown.model, self.target, stack)
-        found = collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors)
+        found = collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors, moments)
         return dataclasses.replace(found, peaks=self.peaks)
+
+    def warned(self, model: QuantizedModel) -> QuantizedModel:
+        """The result, with a warning where ranges had to do for data."""
+        if self.known is None or not self.moments:
+            return model
+        text = "ranges hold no inputs to round weights by: they are rounded to nearest; give the data to do better"
+        report = dataclasses.replace(model.report, warnings=(*model.report.warnings, text))
+        return dataclasses.replace(model, report=report)
 
     def _keeping(self) -> Iterator[Feed]:
         for feed in self.data:

@@ -37,7 +37,10 @@ def add_commands(
     sub.add_argument("--activations", choices=["auto", "uint8", "int8"])
     sub.add_argument("--per-tensor", action="store_true", help="one scale a weight instead of one a channel")
     sub.add_argument("--reduce-range", choices=["auto", "yes", "no"], help="7-bit weights (x86 without VNNI)")
-    sub.add_argument("--keep-first", action="store_true", help="leave the first layer in float")
+    sub.add_argument("--rounding", choices=["adaptive", "nearest"], help="weights: errors cancel on the data, or not")
+    sub.add_argument(
+        "--keep-first", action=argparse.BooleanOptionalAction, help="leave the first layer in float (default: if cheap)"
+    )
     sub.add_argument("--keep-last", action="store_true", help="leave the last layer in float")
     sub.add_argument("--equalize", action="store_true", help="equalise weight ranges across layers first")
     sub.add_argument("--bias-correction", choices=["auto", "yes", "no"], help="take mean errors off biases")
@@ -119,8 +122,10 @@ def _quantize_settings(arguments: argparse.Namespace) -> QuantizeConfig:
     }
     if arguments.bias_correction is not None:
         flags["bias_correction"] = {"auto": scheme.bias_correction, "yes": True, "no": False}[arguments.bias_correction]
-    for key in ("keep_first", "keep_last", "equalize"):
+    for key in ("keep_last", "equalize"):
         flags[key] = getattr(arguments, key) or None
+    for key in ("keep_first", "rounding"):
+        flags[key] = getattr(arguments, key)
     if arguments.reduce_range is not None:
         flags["reduce_range"] = {"auto": scheme.reduce_range, "yes": True, "no": False}[arguments.reduce_range]
     if arguments.override:

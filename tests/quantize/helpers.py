@@ -7,6 +7,7 @@ import onnx
 
 from tests.onnx_models import reference
 from tvmx.quantize import Scheme, collect, feeds, finish, input_specs, make_plan, prepare_model, watched
+from tvmx.quantize.moments import MomentCollector
 from tvmx.target import PRESETS
 
 TARGET = PRESETS["x86_64-avx512-vnni"]
@@ -24,11 +25,12 @@ def plan_of(proto, scheme=None, target=TARGET):
     return make_plan(prepared, name, (scheme or Scheme(prefer="size")).for_target(target), target)
 
 
-def calibration_of(plan, data, tensors=None):
-    tensors = tensors or plan.tensors
+def calibration_of(plan, data, tensors=None, adaptive=False):
+    moments = MomentCollector.of(plan.graph, plan.placement.layers if adaptive else ())
+    tensors = tuple(dict.fromkeys((*(tensors or plan.tensors), *moments.tensors)))
     shown = watched(plan.graph, tensors)
     stream = feeds(data, input_specs(plan.graph))
-    return collect(lambda feed: reference(shown.model, feed), stream, shown.outputs, plan.placement.tensors)
+    return collect(lambda feed: reference(shown.model, feed), stream, shown.outputs, plan.placement.tensors, moments)
 
 
 def quantized(proto, data=None, observer="minmax", scheme=None, **options):

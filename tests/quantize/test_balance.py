@@ -84,3 +84,30 @@ def test_it_is_on_by_default_and_goes_through_a_calibration_file(tmp_path):
     again = tvmx.quantize(proto, str(tmp_path / "r.json"), "minmax", **options)
     assert sqnr(proto, direct.proto, data) > 30
     assert again.proto.SerializeToString() == direct.proto.SerializeToString()
+
+
+def test_a_dense_convolution_takes_factors_where_they_pay():
+    rng = np.random.default_rng(3)
+    spread = np.logspace(-1.2, 1.2, 16).astype(np.float32)
+    proto = model(
+        [
+            node("Conv", ["x", "w1"], ["a"], "first"),
+            node("HardSwish", ["a"], ["h"]),
+            node("Conv", ["h", "w2"], ["y"], "dense"),
+        ],
+        {"x": (1, 3, 8, 8)},
+        {"y": (1, 8, 8, 8)},
+        {
+            "w1": rng.standard_normal((16, 3, 1, 1)).astype(np.float32) * spread[:, None, None, None],
+            "w2": rng.standard_normal((8, 16, 1, 1)).astype(np.float32) / spread[None, :, None, None],
+        },
+    )
+    even, count = balanced(proto, data := normal_feeds(proto))
+    assert count == 1
+    for feed in data:
+        np.testing.assert_allclose(reference(even, feed)["y"], reference(proto, feed)["y"], rtol=1e-4, atol=1e-4)
+    plan = make_plan(even, "even", Scheme(prefer="size").for_target(TARGET), TARGET)
+    after = sqnr(proto, finish(plan, calibration_of(plan, data), "minmax").proto, data)
+    assert after > sqnr(proto, quantized(proto, data).proto, data) + 4
+    flat = OnnxGraph(prepare_model(proto)[0])
+    assert balance(flat, {"h": np.full(16, 2.0)})[1] == 0  # nothing to gain

@@ -241,3 +241,24 @@ def test_a_model_without_anything_to_quantise_is_left_alone():
     assert ops(result.proto) == ["Softmax"]
     feed = normal_feeds(proto, 1)[0]
     np.testing.assert_array_equal(reference(result.proto, feed)["y"], reference(proto, feed)["y"])
+
+
+def test_a_cheap_convolution_of_the_input_stays_in_float():
+    rng = np.random.default_rng(0)
+    proto = model(
+        [node("Conv", ["x", "w1"], ["a"], "first"), node("Conv", ["a", "w2"], ["y"], "second")],
+        {"x": (1, 3, 8, 8)},
+        {"y": (1, 128, 8, 8)},
+        {
+            "w1": rng.standard_normal((32, 3, 1, 1)).astype(np.float32),
+            "w2": rng.standard_normal((128, 32, 1, 1)).astype(np.float32),
+        },
+    )
+    layers = [la.name for la in plan_of(proto).placement.layers]
+    assert layers == ["second"]
+    assert [la.name for la in plan_of(proto, Scheme(keep_first=False, prefer="size")).placement.layers] == [
+        "first",
+        "second",
+    ]
+    forced = Scheme(prefer="size", overrides=(parse_override("first=int8"),))
+    assert [la.name for la in plan_of(proto, forced).placement.layers] == ["first", "second"]

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 from tvmx.errors import ConfigError
 from tvmx.quantize.data import Feed, InputSpec
 from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.moments import MomentCollector, Moments
 from tvmx.quantize.stats import TensorStats
 
 # Runs the program once; the arrays it returns may be overwritten by the next run.
@@ -31,6 +32,7 @@ class Calibration:
     samples: int
     alias: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, Array] = field(default_factory=dict)  # what the model was balanced by, see balance.py
+    moments: dict[str, Moments] = field(default_factory=dict)  # by layer, see moments.py; not saved
 
     def of(self, name: str) -> TensorStats:
         """The statistics of a tensor. Raises ConfigError when it was not watched."""
@@ -69,7 +71,11 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def collect(
-    run: Run, data: Iterable[Feed], outputs: Mapping[str, str], alias: Mapping[str, str] | None = None
+    run: Run,
+    data: Iterable[Feed],
+    outputs: Mapping[str, str],
+    alias: Mapping[str, str] | None = None,
+    moments: MomentCollector | None = None,
 ) -> Calibration:
     """Stream `data` through `run` and update the statistics of tensors (inputs of the model included).
 
@@ -81,11 +87,16 @@ def collect(
     for feed in data:
         made = run(feed)
         for name, entry in stats.items():
-            entry.update(feed[name] if name in feed else made[outputs[name]])
+            values = feed[name] if name in feed else made[outputs[name]]
+            entry.update(values)
+            if moments is not None:
+                moments.update(name, values, outputs[name] != name)
         samples += 1
+        if moments is not None:
+            moments.runs = samples
     if not samples:
         raise ConfigError("the calibration data is empty; give at least one sample, better a hundred")
-    return Calibration(stats, samples, dict(alias or {}))
+    return Calibration(stats, samples, dict(alias or {}), moments=moments.found if moments is not None else {})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmx.frontend.rewrite.context import rename_uses, used_names
 from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.moments import Moments
 from tvmx.quantize.placement import Layer, Placement, WeightOnly
 from tvmx.quantize.qparams import (
     QParams,
@@ -18,6 +19,7 @@ from tvmx.quantize.qparams import (
     quantize_bias,
     quantize_weight,
 )
+from tvmx.quantize.rounding import mean_error, round_to_data
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,14 @@ def insert_qdq(
     qparams: Mapping[str, QParams],
     weight_limit: int = 127,
     biases: Mapping[str, Array] | None = None,
+    moments: Mapping[str, Moments] | None = None,
 ) -> Inserted:
     """The model in QDQ form. `qparams`: parameters of each of `placement.roots`.
 
-    `biases` (layer name → float bias) replace those of the model, as bias correction wants.
+    `biases` (layer name → float bias) replace those of the model, as bias correction wants. With `moments` (layer
+    name → what it reads) weights are rounded by them, and the mean error that is left goes into the bias.
     """
-    return _Writer(graph, placement, qparams, weight_limit, biases or {}).run()
+    return _Writer(graph, placement, qparams, weight_limit, biases or {}, moments or {}).run()
 
 
 class _Writer:
@@ -50,12 +54,14 @@ class _Writer:
         qparams: Mapping[str, QParams],
         weight_limit: int,
         biases: Mapping[str, Array],
+        moments: Mapping[str, Moments],
     ) -> None:
         self.graph = graph
         self.placement = placement
         self.qparams = qparams
         self.limit = weight_limit
         self.biases = biases
+        self.moments = moments
         self.names = {*graph.initializers, *graph.producer, *graph.inputs, *(n.name for n in graph.nodes)}
         self.nodes = [_copy(n) for n in graph.nodes]
         self.before: dict[int, list[NodeProto]] = {}  # nodes to write ahead of a node
@@ -135,7 +141,15 @@ class _Writer:
         value = self.graph.constant(name)
         assert value is not None
         floor = self._floor(key)
-        self.weights[key] = quantize_weight(value, part.weight_axis, self.limit, floor)
+        weight = quantize_weight(value, part.weight_axis, self.limit, floor)
+        moments = self._moments(part, name)
+        if moments is not None:
+            weight = round_to_data(value, weight, self.limit, moments, getattr(part, "bias", None) is not None)
+        self.weights[key] = weight
+
+    def _moments(self, part: Layer | WeightOnly, weight: str) -> Moments | None:
+        """What the layer reads, unless others read its weight too and other things with it."""
+        return self.moments.get(part.name) if len(self.graph.consumers[weight]) == 1 else None
 
     def _floor(self, key: tuple[str, int | None]) -> Array | None:
         floors = []
@@ -185,7 +199,13 @@ class _Writer:
         assert layer.weight is not None
         node = self.graph.nodes[layer.node]
         weight = self.weights[(node.input[layer.weight], layer.weight_axis)]
-        values, scale = quantize_bias(self._bias_value(layer), self._input_scale(layer), weight.scale)
+        bias = self._bias_value(layer)
+        moments = self._moments(layer, node.input[layer.weight])
+        if moments is not None and layer.name not in self.biases:
+            value = self.graph.constant(node.input[layer.weight])
+            assert value is not None
+            bias = bias - mean_error(value, weight, moments)
+        values, scale = quantize_bias(bias, self._input_scale(layer), weight.scale)
         name = f"{layer.name}_bias"
         inputs = [
             self._constant(values, f"{name}_quantized"),

@@ -189,6 +189,9 @@ OBSERVERS: dict[str, Callable[[TensorStats, ObserverOptions], Range]] = {
 }
 
 
+DEFAULT_OBSERVER = "mse"
+
+
 def observe(name: str, stats: TensorStats, options: ObserverOptions) -> Range:
     """The range of one tensor by one observer; (0, 0) for a tensor that showed no finite value."""
     if name not in OBSERVERS:

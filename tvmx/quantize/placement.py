@@ -122,7 +122,7 @@ class _Placer:
             self.active[index] = found
             if node.op_type in HEAVY:
                 heavy.append(index)
-        for wanted, ends in ((options.keep_first, heavy[:1]), (options.keep_last, heavy[-1:])):
+        for wanted, ends in ((options.keep_first is True, heavy[:1]), (options.keep_last, heavy[-1:])):
             for index in ends if wanted else ():
                 self._drop(index, "the first or last layer stays in float by option")
         self._settle()

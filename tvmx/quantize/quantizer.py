@@ -31,6 +31,8 @@ from tvmx.quantize.scheme import ResolvedScheme
 from tvmx.quantize.sensitivity import Sensitivity
 from tvmx.target import Target
 
+FIRST_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -76,11 +78,37 @@ def make_plan(
     """
     graph = OnnxGraph(proto, input_shapes)
     plan = Plan(proto, name, graph, scheme, place(graph, scheme))
+    if scheme.scheme.keep_first is None:
+        plan = plan.without(_cheap_first(plan))
     if scheme.scheme.prefer == "size":
         return plan
     while refuse := _too_costly(plan, target, cost or modelled):  # what follows a float layer has to round again
         plan = plan.without(refuse)
     return plan
+
+
+def _cheap_first(plan: Plan) -> dict[str, str]:
+    """Convolutions of the model's own input with a small share of all products, and why they stay in float.
+
+    Pictures have 8 bits already, on a grid of their own: a second rounding shifts every plain surface a little, and
+    what is lost there no later layer can mend, whereas three channels hardly fill an integer instruction.
+    """
+    costs = {}
+    for layer in plan.placement.layers:
+        cost = layer_cost(plan.graph, plan.graph.nodes[layer.node], ()) if layer.op in HEAVY else None
+        if cost is not None:
+            costs[layer.name] = cost.macs
+    total, refuse = sum(costs.values()), {}
+    for layer in plan.placement.layers:
+        node = plan.graph.nodes[layer.node]
+        if layer.op != "Conv" or node.input[0] not in plan.graph.inputs or layer.name not in costs:
+            continue
+        if plan.scheme.scheme.precision_of(layer.name, layer.op) == "int8":
+            continue
+        share = costs[layer.name] / max(total, 1)
+        if share <= FIRST_SHARE:
+            refuse[layer.name] = f"it reads the model's input and has only {100 * share:.1f} % of the products"
+    return refuse
 
 
 def _too_costly(plan: Plan, target: Target, hook: CostHook) -> dict[str, str]:
@@ -138,7 +166,9 @@ def draft(plan: Plan, calibration: Calibration, observer: str, biases: Mapping[s
     """The QDQ model by one observer. `biases`: corrected float biases by layer."""
     plan = settle_concats(plan, calibration)
     qparams = choose_qparams(plan, calibration, observer)
-    return Draft(plan, qparams, insert_qdq(plan.graph, plan.placement, qparams, plan.scheme.weight_limit, biases))
+    limit = plan.scheme.weight_limit
+    made = insert_qdq(plan.graph, plan.placement, qparams, limit, biases, calibration.moments)
+    return Draft(plan, qparams, made)
 
 
 def finish(

@@ -64,7 +64,10 @@ class Scheme:
 
     `activations`: "uint8" (asymmetric), "int8" (symmetric), or "auto": what the target's dot instruction takes.
     `reduce_range`: weights of 7 bits, for x86 without VNNI; None decides by the target.
-    `equalize` balances weights across convolutions; `balance` the channels that depthwise convolutions read.
+    `rounding`: "adaptive" chooses each weight's integers so that their errors cancel on the calibration data, and
+    takes the mean error that is left off the bias; "nearest" does not look at data.
+    `keep_first`: None leaves a convolution of the model's input in float where its products are few.
+    `equalize` balances weights across convolutions; `balance` the channels that a convolution reads.
     `bias_correction`: None corrects where `max_drop` finds that too much is lost.
     `prefer`: "speed" leaves layers in float where quantising costs more than it saves; "size" quantises every
     weight, those of layers in float included.
@@ -73,7 +76,8 @@ class Scheme:
     activations: str = "auto"
     per_channel: bool = True
     reduce_range: bool | None = None
-    keep_first: bool = False
+    rounding: str = "adaptive"
+    keep_first: bool | None = None
     keep_last: bool = False
     quantize_outputs: bool = False
     embeddings: bool = True
@@ -89,6 +93,8 @@ class Scheme:
             raise ConfigError(f"activations={self.activations!r}: use auto, uint8 or int8")
         if self.prefer not in ("speed", "size"):
             raise ConfigError(f"prefer={self.prefer!r}: use speed or size")
+        if self.rounding not in ("adaptive", "nearest"):
+            raise ConfigError(f"rounding={self.rounding!r}: use adaptive or nearest")
         if not 50 < self.percentile <= 100:
             raise ConfigError(f"percentile={self.percentile}: use a share above 50 and up to 100")
 

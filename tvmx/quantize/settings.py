@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tvmx.errors import ConfigError
 from tvmx.quantize.images import Preprocess
 from tvmx.quantize.metrics import METRICS, Metric
-from tvmx.quantize.observers import OBSERVERS
+from tvmx.quantize.observers import DEFAULT_OBSERVER, OBSERVERS
 from tvmx.quantize.scheme import Override, Scheme
 
 if sys.version_info >= (3, 11):
@@ -23,7 +23,7 @@ else:
 
 @dataclass(frozen=True)
 class QuantizeConfig:
-    """What `tvmx quantize` does. `observer` "all" compares them all and uses entropy.
+    """What `tvmx quantize` does. `observer` "all" compares them all and uses the default.
 
     `max_drop`: the share of accuracy that may go (0.01 is 1 %); layers responsible for more stay in float.
     `metric`: how accuracy is measured, see `tvmx.quantize.metrics`; "auto" looks at the outputs.
@@ -31,7 +31,7 @@ class QuantizeConfig:
 
     target: str = "native"
     threads: int | None = None
-    observer: str = "entropy"
+    observer: str = DEFAULT_OBSERVER
     max_drop: float | None = None
     metric: str | Metric = "auto"
     measure: bool = False  # SQNR of each layer by running, as max_drop does too
