@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.memory_problems import cut
+from benchmarks.memory_problems import loose
 from tvmx.memory import Buffer, Problem, engine, fallback, plan
 from tvmx.memory.components import component, components
 from tvmx.memory.planner import merge
@@ -44,7 +44,7 @@ def test_same_seed_gives_the_same_plan():
 
 @needs_core
 def test_budget_that_is_too_small_says_truncated_and_still_gives_a_plan():
-    problem = cut(4000)  # the hard instances of MiniMalloc are solved in less
+    problem = loose(4000)  # the hard instances of MiniMalloc are solved in less
     solution = plan(problem, budget_s=0.001, planner="search")
     assert solution.truncated
     assert solution.height > solution.lower_bound

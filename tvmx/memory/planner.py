@@ -68,6 +68,9 @@ HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
 # Above so many blocks `best` leaves a heuristic out: colouring is quadratic, regions place everything several
 # times, and neither wins on a large problem.
 MAX_TRIED = {"coloring": 2000, "region": 20_000}
+# Problems for which the heuristics take seconds; where boxes alone lead so near to the target, they are left out.
+LARGE = 4000
+GOOD_ENOUGH = 1.05
 
 
 def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
@@ -97,6 +100,12 @@ def _searched(blocks: Blocks, goal: Goal, best: Outcome) -> Outcome:
 
 def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
     """The best heuristic plan, lowered by the search; named after what found it."""
+    if len(blocks) > LARGE:
+        from tvmx.memory.search import search_boxes
+
+        found = search_boxes(blocks, goal.target, goal.budget_s, goal.seed)
+        if found is not None and blocks.height(found.offsets) <= GOOD_ENOUGH * goal.target:
+            return Outcome(found.offsets, "search", found.truncated, found.engine, found.steps)
     return _searched(blocks, goal, _best_heuristic(blocks, goal.target))
 
 

@@ -18,9 +18,13 @@ from tvmx.memory.boxes import boxes
 from tvmx.memory.components import Component, component, components
 from tvmx.memory.ejections import Ejections
 from tvmx.memory.engine import engine_name, say_engine, stack
+from tvmx.memory.levels import levels_of, lower_by_levels
 from tvmx.memory.restarts import RESTART_STEPS, Budget, Restarts
 
 Int32s = NDArray[np.int32]
+# A problem that joins into so many times fewer boxes is planned from them; small parts may be as they are.
+FEWER = 8
+SMALL = 100
 # Above this the open lists of a depth-first search (4 n² bytes) and its dives (n² steps) are too much.
 MAX_EXACT = 4000
 # Lowest-first plans tried per component, and what one costs in steps per block.
@@ -63,7 +67,7 @@ def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: in
         if new is None:
             share = Budget(budget.steps * len(index) // open_blocks, budget.deadline)
             before = share.steps
-            new, proved = _lowered(part, size, target, seed, share)
+            new, proved = _lowered(part, size, offsets[index], target, seed, share)
             budget.steps -= before - share.steps
             truncated |= not proved
             known[same] = new
@@ -73,8 +77,42 @@ def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: in
     return Searched(offsets, truncated, engine_name(), total - budget.steps)
 
 
-def _lowered(part: Component, size: Ints, target: int, seed: int, budget: Budget) -> tuple[Ints, bool]:
+def search_boxes(blocks: Blocks, target: int, budget_s: float, seed: int) -> Searched | None:
+    """A plan of a large problem from its boxes alone, None when its blocks do not join into few of them.
+
+    Such plans need no heuristic to start from, which would take longer than the search.
+    """
+    parts = components(blocks)
+    if len(blocks) <= MAX_EXACT or budget_s <= 0 or (blocks.pinned >= 0).any():
+        return None
+    budget = Budget.of(budget_s, at_least=LEAST_STEPS * len(blocks))
+    total = budget.steps
+    offsets = np.zeros(len(blocks), dtype=np.int64)
+    todo = []
+    for index in parts:
+        part = component(blocks, index, 4 * target)
+        levels = levels_of(part)
+        if len(index) > SMALL and len(levels[0].part.index) * FEWER > len(index):
+            return None
+        todo.append((index, part, levels))
+    say_engine()
+    for index, part, levels in sorted(todo, key=lambda each: len(each[0])):
+        share = Budget(total * len(index) // len(blocks), budget.deadline)
+        before = share.steps
+        found = lower_by_levels(levels, None, part.units_below(target), seed, share)
+        budget.steps -= before - share.steps
+        offsets[index] = found.astype(np.int64) * part.unit
+    return Searched(offsets, blocks.height(offsets) > target, engine_name(), total - budget.steps)
+
+
+def _lowered(part: Component, size: Ints, offsets: Ints, target: int, seed: int, budget: Budget) -> tuple[Ints, bool]:
     """(offsets in bytes of the lowest plan found, whether it meets the target or is optimal)."""
+    if len(part.index) > MAX_EXACT:
+        # Where the unit was made coarser than the alignment, offsets need not be whole units.
+        start = None if (offsets % part.unit).any() else (offsets // part.unit).astype(np.int32)
+        found = lower_by_levels(levels_of(part), start, part.units_below(target), seed, budget)
+        found_bytes = found.astype(np.int64) * part.unit
+        return found_bytes, int((found_bytes + size).max()) <= target
     portfolio = Portfolio(part, part.units_below(target), seed, budget)
     found, proved = _descend(portfolio, part.units_below(target), budget)
     return found.astype(np.int64) * part.unit, proved
@@ -85,7 +123,7 @@ class Portfolio:
 
     def __init__(self, part: Component, goal: int, seed: int, budget: Budget) -> None:
         self.part = part
-        self.boxes = boxes(part)
+        self.boxes = next(iter(boxes(part)), None)
         self.restarts = Restarts(part, seed)
         self.offsets = _stack(self.restarts, goal, budget)
         self.ejections = Ejections(part, self.offsets, seed)

@@ -1,0 +1,116 @@
+"""Large components, from few boxes to all blocks: each level repairs what the one before it could not.
+
+A cycle plans the fewest boxes lowest-first, lowers that plan by ejections, opens the boxes to several times as many,
+and goes on from the same plan, down to single blocks. What lies inside a box has no gap, so that most of a plan is
+right before the many small blocks are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmx.memory.blocks import Ints
+from tvmx.memory.boxes import Boxes, boxes
+from tvmx.memory.components import Component
+from tvmx.memory.ejections import Ejections
+from tvmx.memory.engine import stack
+from tvmx.memory.restarts import Budget, Restarts
+
+Int32s = NDArray[np.int32]
+# Shares of the steps that the cycles get; the last goes on from the best plan with single blocks.
+CYCLES = (0.1, 0.2, 0.3, 0.4)
+# Lowest-first plans that a cycle starts from; one where each takes as long as a search.
+STACKS = 4
+LARGE = 5000
+# What a lowest-first plan costs in steps per block.
+STACK_STEPS = 30
+# Attempts that a level's share pays for, and failures after which it gives up.
+ATTEMPTS = 8
+FAILURES = 6
+
+
+@dataclass(frozen=True)
+class Level:
+    """Boxes of a component, or its blocks themselves."""
+
+    part: Component
+    boxes: Boxes | None
+
+    def expand(self, offsets: Int32s) -> Int32s:
+        return offsets if self.boxes is None else self.boxes.expand(offsets)
+
+    def project(self, offsets: Int32s) -> Int32s:
+        """Where the boxes lie when the blocks lie at `offsets`, as a plan of fewer boxes left them."""
+        if self.boxes is None:
+            return offsets.copy()
+        lowest: Int32s = np.zeros(len(self.part.size), dtype=np.int32)
+        lowest[self.boxes.box_of] = offsets - self.boxes.inner
+        return lowest
+
+
+def levels_of(part: Component) -> list[Level]:
+    """The levels of a component, the fewest boxes first, its blocks last."""
+    return [*(Level(b.part, b) for b in boxes(part)), Level(part, None)]
+
+
+def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed: int, budget: Budget) -> Int32s:
+    """The lowest plan found within the budget; stops at `goal` units. `offsets` are a plan to start from, if any."""
+    part = levels[-1].part
+    ranks = Restarts(levels[0].part, seed).ranks()
+    best, total = offsets, budget.steps
+    for turn, share in enumerate(CYCLES):
+        if best is not None and (_height(part, best) <= goal or budget.spent):
+            break
+        chosen, found = levels, best
+        if found is None or turn < len(CYCLES) - 1:
+            found = levels[0].expand(_stacked(levels[0].part, ranks, goal, budget))
+        else:
+            chosen = levels[-1:]
+        if len(levels) == 1 and best is not None and _height(part, best) < _height(part, found):
+            found = best
+        for level in chosen:
+            found = _lowered(part, level, found, goal, seed + turn, int(share * total) // len(chosen), budget)
+        if best is None or _height(part, found) < _height(part, best):
+            best = found
+    assert best is not None
+    return best
+
+
+def _height(part: Component, offsets: Int32s) -> int:
+    return int((offsets + part.size).max())
+
+
+def _stacked(part: Component, ranks: Iterator[Int32s], goal: int, budget: Budget) -> Int32s:
+    """The lowest of a few lowest-first plans."""
+    size, align = part.size.astype(np.int64), part.align.astype(np.int64)
+    plans: list[Ints] = []
+    for _ in range(STACKS if len(size) < LARGE else 1):
+        plans.append(stack(part.start, part.end, size, align, next(ranks)))
+        budget.steps -= STACK_STEPS * len(size)
+        if int((plans[-1] + size).max()) <= goal or budget.spent:
+            break
+    return min(plans, key=lambda offsets: int((offsets + size).max())).astype(np.int32)
+
+
+def _lowered(
+    part: Component, level: Level, offsets: Int32s, goal: int, seed: int, steps: int, budget: Budget
+) -> Int32s:
+    """Lower a plan by ejections at one level, in strides that are halved at each failure."""
+    at = level.project(offsets)
+    height = _height(part, offsets)
+    stride = max((height - goal) // 2, 1)
+    failures, attempt = 0, steps // ATTEMPTS
+    while height > goal and failures < FAILURES and steps > 0 and not budget.spent:
+        before = budget.steps
+        found = Ejections(level.part, at, seed + failures).below(max(height - stride, goal), attempt, budget)
+        steps -= before - budget.steps
+        if found is None:
+            failures += 1
+            stride = max(stride // 2, 1)
+        else:
+            at, height = found, _height(level.part, found)
+    return level.expand(at)
