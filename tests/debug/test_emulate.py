@@ -155,8 +155,8 @@ def test_barriers_and_shuffles_work() -> None:
 
 
 def test_unknown_ptx_is_named() -> None:
-    with pytest.raises(KernelFault, match="does not know this instruction: wgmma"):
-        run_program(tiny('asm volatile("wgmma.fence.sync.aligned;");'), [np.zeros(64, "float32")])
+    with pytest.raises(KernelFault, match="does not know this instruction: tcgen05"):
+        run_program(tiny('asm volatile("tcgen05.fence::before_thread_sync;");'), [np.zeros(64, "float32")])
     assert "tvmx_cp_wait(2)" in translate(parse_asm('"cp.async.wait_group 2;" ::: "memory"'))
     with pytest.raises(CompileError, match="prelude"):
         to_cpp("__global__ void k() {}")
