@@ -219,11 +219,11 @@ def nudged(model: ModelProto, seed: int = 0) -> ModelProto:
     scales = {
         n.input[1] for n in result.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear") if n.input[1]
     }
-    dynamic = {n.output[1] for n in result.graph.node if n.op_type == "DynamicQuantizeLinear"}
+    # ONNX Runtime's quantize_dynamic multiplies by the scale of a weight under this name.
+    scales |= {i.name for i in result.graph.initializer if i.name.endswith("_scale")}
     for tensor in result.graph.initializer:
         value = numpy_helper.to_array(tensor)
-        named = tensor.name in scales or (dynamic and value.dtype == np.float32 and value.size > 1)
-        if named and value.dtype == np.float32:
+        if tensor.name in scales and value.dtype == np.float32:
             moved = np.asarray(value * (1 + NUDGE * rng.uniform(-1, 1, value.shape)))
             tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))
     return result

@@ -232,7 +232,12 @@ def compile(
     summary: dict[str, Any] = {"precision": plan.reasons()} if plan is not None else {}
     quantisation = read_report(lowered[first.entry].mod, lowered[first.entry].graph)
     if quantisation.entries:
-        summary["quantisation"] = {**quantisation.counts, "remaining": len(quantisation.remaining)}
+        summary["quantisation"] = {
+            **quantisation.counts,
+            "remaining": len(quantisation.remaining),
+            "float tensors between integer kernels": len(quantisation.between),
+            "gaps": len(quantisation.gaps),
+        }
     return CompileResult(
         path=built.path,
         graph=first.graph,

@@ -28,7 +28,7 @@ def _spread(node: Node, i: int, scale_dims: list[Any]) -> tuple[str, int, int]:
     dims = node.shape(0)
     axis = node.attr("axis", 1)
     block = int(node.attr("block_size", 0))
-    if not scale_dims or (len(scale_dims) == 1 and scale_dims[0] == 1 and len(dims) != 1):
+    if not scale_dims or (len(scale_dims) == 1 and scale_dims[0] == 1 and not node.attr("block_size", 0)):
         return "tensor", 0, 0
     axis = node.axis(axis, len(dims))
     if block:

@@ -119,3 +119,22 @@ def test_quantize_rounds_half_to_even_and_saturates():
     found, _ = run(mod, native(), [x])
     expected = np.clip(np.rint(x / np.float32(0.5)) + 3, -128, 127).astype(np.int8)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_long_chain_of_quantize_and_dequantize_builds():
+    """TVM's simplifier once took four times as long for each further pair: this chain would have taken hours."""
+    rng = np.random.default_rng(4)
+    x = rng.uniform(-3, 3, 64).astype(np.float32)
+    zeros, scales = rng.integers(1, 255, 14), rng.uniform(0.01, 0.02, 14).astype(np.float32)
+
+    def body(emit, v):
+        for zero, scale in zip(zeros, scales):
+            params = relax.const(scale), relax.const(np.uint8(zero))
+            v = emit(R.dequantize(emit(R.quantize(v, *params, 0, "uint8")), *params, 0, "float32"))
+        return v
+
+    found, _ = run(module([((64,), "float32")], body), native(), [x])
+    expected = x
+    for zero, scale in zip(zeros.astype(np.float32), scales):
+        expected = (np.clip(np.rint(expected / scale) + zero, 0, 255) - zero) * scale
+    np.testing.assert_array_equal(found, expected)

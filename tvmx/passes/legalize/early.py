@@ -22,18 +22,21 @@ def legalize_early(target: Target) -> Any:
     import tvm
     from tvm import relax
 
-    from tvmx.passes.legalize import integer, tensor_core
+    from tvmx.passes.legalize import conversions, integer, tensor_core
 
-    def table(before: Before) -> Table:
+    def first(before: Before) -> Table:
         return {**integer.legalizers(target, before), **tensor_core.early_legalizers(target)}
 
+    tables = (first, *(lambda _, table=table: table for table in conversions.legalizers(target)))
+
     def run(mod: Any, _: Any) -> Any:
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                walker = _walker_class()(mod, table)
-                rewritten = walker.visit_expr(func)
-                mod = walker.builder_.get()
-                mod[gv] = rewritten
+        for table in tables:
+            for gv, func in mod.functions_items():
+                if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                    walker = _walker_class()(mod, table)
+                    rewritten = walker.visit_expr(func)
+                    mod = walker.builder_.get()
+                    mod[gv] = rewritten
         return relax.transform.DeadCodeElimination()(mod)
 
     return tvm.transform.module_pass(run, opt_level=0, name="tvmx.LegalizeEarly")

@@ -94,7 +94,7 @@ def _kernel(
     from tvm.script.ir_builder import tirx as T
 
     from tvmx.frontend.kernels import extern
-    from tvmx.passes.legalize.integer import ROUNDER, ROUNDER_BITS
+    from tvmx.passes.legalize.conversions import ROUNDER, ROUNDER_BITS
 
     n, channels, h, w = shape
     (rows, columns), (top, left) = size, start

@@ -38,10 +38,9 @@ def legalizers(target: Target, before: Callable[[Any], Any]) -> dict[str, Callab
             _matmul(bb, call, target) if has_unit(call, target) else weight_only.matmul(bb, call, target)
         ),
         "relax.mean": lambda bb, call: integer_pool.mean(bb, call, before),
+        "relax.sum": lambda bb, call: integer_pool.total(bb, call, before),
         "relax.nn.avg_pool2d": lambda bb, call: integer_pool.avg_pool2d(bb, call, before),
         "relax.concat": lambda bb, call: joined.concat(bb, call, target),
-        "relax.quantize": quantize,
-        "relax.dequantize": dequantize,
     }
 
 
@@ -402,94 +401,3 @@ def _output(shape: tuple[int, ...], correction: Any, where: Callable[..., tuple[
 def _pair(values: Any) -> tuple[int, int]:
     first, second = (int(v) for v in values)
     return first, second
-
-
-def quantize(bb: Any, call: Any) -> Any:
-    """R.quantize: round half to even, add the zero point, saturate. (TVM's own rounds halves away from zero.)"""
-    from tvm import te, tirx
-
-    dtype, axis = str(call.attrs.out_dtype), int(call.attrs.axis)
-    if dtype not in BYTES or str(call.args[0].ty.dtype) != "float32":
-        return None
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    scale, zero, operands = _parameters(bb, call)
-
-    def compute(x: Any, *rest: Any) -> Any:
-        def value(*i: Any) -> Any:
-            s, z = _at(scale, rest, i, axis), _at(zero, rest, i, axis)
-            element = x(*i)
-            if not isinstance(s, float):
-                element = element / s
-            elif s != 1.0:
-                element = element / tirx.const(s, "float32")
-            if isinstance(z, float):
-                bounded = tirx.max(tirx.min(element, tirx.const(high - z, "float32")), tirx.const(low - z, "float32"))
-                return rounded(bounded, int(z)).astype(dtype)
-            steps = tirx.nearbyint(element) + z.astype("float32")
-            bounded = tirx.max(tirx.min(steps, tirx.const(high, "float32")), tirx.const(low, "float32"))
-            return bounded.astype("int32").astype(dtype)
-
-        return te.compute(x.shape, value, name="quantize")
-
-    return bb.call_te(compute, call.args[0], *operands, primfunc_name_hint="quantize")
-
-
-# Added to a float32 below 2^22 in size it leaves the integer next to it, ties to even, in the low bits.
-ROUNDER = 12582912.0  # 1.5 · 2^23
-ROUNDER_BITS = 0x4B400000
-
-
-def rounded(value: Any, plus: int) -> Any:
-    """int32 of a float32 of at most 2^22 in size, rounded half to even, plus a constant: two operations on any CPU."""
-    from tvm import tirx
-
-    bits = tirx.reinterpret("int32", value + tirx.const(ROUNDER, "float32"))
-    return bits - tirx.const(ROUNDER_BITS - plus, "int32")
-
-
-def dequantize(bb: Any, call: Any) -> Any:
-    """R.dequantize of 8- to 32-bit codes to float32: the difference in int32, then one product."""
-    from tvm import te, tirx
-
-    axis = int(call.attrs.axis)
-    if str(call.attrs.out_dtype) != "float32" or not str(call.args[0].ty.dtype).lstrip("u").startswith("int"):
-        return None
-    scale, zero, operands = _parameters(bb, call)
-
-    def compute(x: Any, *rest: Any) -> Any:
-        def value(*i: Any) -> Any:
-            s, z = _at(scale, rest, i, axis), _at(zero, rest, i, axis)
-            wide = x(*i).astype("int32")
-            if isinstance(z, float):
-                wide = wide - tirx.const(int(z), "int32") if z else wide
-            else:
-                wide = wide - z.astype("int32")
-            return wide.astype("float32") * (tirx.const(s, "float32") if isinstance(s, float) else s)
-
-        return te.compute(x.shape, value, name="dequantize")
-
-    return bb.call_te(compute, call.args[0], *operands, primfunc_name_hint="dequantize")
-
-
-def _parameters(bb: Any, call: Any) -> tuple[Any, Any, list[Any]]:
-    """(scale, zero, operands): each parameter a float when constant and single, else the index of its operand."""
-    operands: list[Any] = []
-    found: list[Any] = []
-    for arg in call.args[1:3]:
-        constant = constant_of(bb, arg)
-        if constant is not None and constant.size == 1:
-            found.append(float(constant.reshape(())))
-        else:
-            found.append(len(operands))
-            operands.append(arg)
-    return found[0], found[1], operands
-
-
-def _at(parameter: Any, operands: tuple[Any, ...], index: tuple[Any, ...], axis: int) -> Any:
-    """The parameter that serves the element at `index`."""
-    if isinstance(parameter, float):
-        return parameter
-    tensor = operands[parameter]
-    if all(getattr(d, "value", d) == 1 for d in tensor.shape):
-        return tensor[(0,) * len(tensor.shape)]
-    return tensor[index[axis]]

@@ -1,6 +1,6 @@
-"""Means and average pools of dequantised tensors: int32 sums of codes, scaled once per result.
+"""Sums, means and average pools of dequantised tensors: int32 sums of codes, scaled once per result.
 
-    mean(s · (q - z)) = s / n · (sum q - n · z)
+    sum(s · (q - z)) = s · (sum q - n · z)          mean likewise, with s / n
 
 The codes are read where they lie; no float tensor is made of them.
 """
@@ -18,6 +18,15 @@ BYTES = ("int8", "uint8")
 
 def mean(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:
     """R.mean over static axes of a dequantize with one scale; None for anything else."""
+    return _summed(bb, call, before, "mean")
+
+
+def total(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:
+    """R.sum likewise."""
+    return _summed(bb, call, before, "sum")
+
+
+def _summed(bb: Any, call: Any, before: Callable[[Any], Any], kind: str) -> Any:
     from tvm import te, tirx
 
     found = _source(bb, call.args[0], before)
@@ -32,25 +41,26 @@ def mean(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:
     if count == 0 or count > 1 << 22:
         return None
     keep = bool(call.attrs.keepdims)
+    factor = scale / count if kind == "mean" else scale
 
     def compute(x: Any) -> Any:
         reductions = {a: te.reduce_axis((0, shape[a]), f"r{a}") for a in axes}
 
-        def total(*i: Any) -> Any:
+        def codes_of(*i: Any) -> Any:
             left = iter(i)
             index = [reductions[a] if a in reductions else next(left) for a in range(len(shape))]
             return te.sum(x[tuple(index)].astype("int32"), list(reductions.values()))
 
-        sums = te.compute([d for a, d in enumerate(shape) if a not in axes] or [1], total, name="sums")
+        sums = te.compute([d for a, d in enumerate(shape) if a not in axes] or [1], codes_of, name="sums")
 
         def value(*i: Any) -> Any:
             kept = [v for a, v in enumerate(i) if a not in axes] if keep else list(i)
             found = sums[tuple(kept or [0])] - tirx.const(zero * count, "int32")
-            return found.astype("float32") * tirx.const(scale / count, "float32")
+            return found.astype("float32") * tirx.const(factor, "float32")
 
-        return te.compute(result, value, name="mean")
+        return te.compute(result, value, name=kind)
 
-    return emit(bb, compute, "mean_int8", codes)
+    return emit(bb, compute, f"{kind}_int8", codes)
 
 
 def avg_pool2d(bb: Any, call: Any, before: Callable[[Any], Any]) -> Any:

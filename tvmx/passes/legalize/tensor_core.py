@@ -16,9 +16,10 @@ import numpy as np
 from tvmx.passes.legalize import gemm_te
 from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_te import Window
+from tvmx.passes.legalize.conversions import dequantize, quantize
 from tvmx.passes.legalize.gemm_model import Problem, choose
 from tvmx.passes.legalize.gemm_te import Gemm
-from tvmx.passes.legalize.integer import dequantize, quantize, through_padding
+from tvmx.passes.legalize.integer import through_padding
 from tvmx.passes.legalize.matmul import Operand, operand
 from tvmx.target import Gpu, Target
 

@@ -40,7 +40,10 @@ PASS_THROUGH = (
     "take",
     "concat",
     "split",
+    "max",
+    "min",
 )
+"""A scale is positive, so that the largest value is that of the largest code."""
 
 
 def _again(call: Any, args: list[Any]) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmx.passes.constants import as_array
+from tvmx.passes.qdq.between import FloatTensor, floats_between
 from tvmx.passes.qdq.move import PASS_THROUGH
 from tvmx.passes.rewrite import Events, dims_of, dtype_of, op_name
 
@@ -20,7 +21,7 @@ ATTRIBUTE = "tvmx.qdq"
 
 INTEGER, EPILOGUE, CANCELLED, FOLDED, FLOAT = "integer", "fused", "cancelled", "folded", "float"
 INTEGER_RULES = ("integer_conv2d", "integer_transpose", "integer_matmul", "weight_only_matmul")
-SUMMED = ("mean", "nn.avg_pool2d")
+SUMMED = ("mean", "sum", "nn.avg_pool2d")
 ELEMENTWISE = frozenset(
     """add subtract multiply divide maximum minimum negative abs sqrt rsqrt exp log tanh sigmoid erf clip power square
     where astype round floor ceil nn.relu nn.relu6 nn.leakyrelu nn.gelu nn.gelu_tanh nn.silu nn.softplus
@@ -42,10 +43,10 @@ class QdqEntry:
 
 @dataclass(frozen=True)
 class QdqReport:
-    """All entries in program order. `between` lists float tensors that go from one integer kernel to another."""
+    """All entries in program order. `between` lists float tensors on the way from one integer kernel to another."""
 
     entries: tuple[QdqEntry, ...] = ()
-    between: tuple[str, ...] = ()
+    between: tuple[FloatTensor, ...] = ()
     float_kernels: tuple[str, ...] = ()
 
     @property
@@ -57,11 +58,17 @@ class QdqReport:
         """Those that still meet a float operator."""
         return tuple(e for e in self.entries if e.outcome == FLOAT)
 
+    @property
+    def gaps(self) -> tuple[FloatTensor, ...]:
+        """Float tensors between integer kernels that no operator asks for."""
+        return tuple(t for t in self.between if not t.kept_by)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "counts": self.counts,
             "remaining": len(self.remaining),
-            "float_tensors_between_integer_kernels": list(self.between),
+            "float_tensors_between_integer_kernels": [asdict(t) for t in self.between],
+            "gaps": len(self.gaps),
             "float_kernels": list(self.float_kernels),
             "entries": [asdict(e) for e in self.entries],
         }
@@ -73,8 +80,13 @@ class QdqReport:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
         lines.append(f"{len(self.entries)} in all: {counts}")
         lines.append(f"{len(self.remaining)} remain at float operators")
-        lines.append(f"float tensors between two integer kernels: {', '.join(self.between) or 'none'}")
+        lines.append(f"float tensors between integer kernels: {len(self.between) or 'none'}")
+        lines += [f"  {t.type:28} {t.writer} -> {', '.join(t.readers)}: {_why(t)}" for t in self.between]
         return "\n".join(lines)
+
+
+def _why(tensor: FloatTensor) -> str:
+    return f"for {', '.join(tensor.kept_by)}" if tensor.kept_by else "NO OPERATOR ASKS FOR IT"
 
 
 def account(before: Any, events: Events) -> tuple[QdqEntry, ...]:
@@ -228,23 +240,10 @@ def read_report(mod: Any, graph: Any = None) -> QdqReport:
             entries += [QdqEntry(**e) for e in json.loads(str(func.attrs[ATTRIBUTE]))]
     if graph is None or not entries:
         return QdqReport(tuple(entries))
-    return QdqReport(tuple(entries), *_float_tensors(graph))
+    return QdqReport(tuple(entries), floats_between(graph), _float_kernels(graph))
 
 
-def _float_tensors(graph: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(float tensors written by one integer kernel and read by another, kernels whose data is all float)."""
-    integer = {n.name for n in graph.nodes if _is_integer(n)}
-    writers = {graph.storage(o): n for n in graph.nodes for o in n.outputs}
-    between = []
-    for node in graph.nodes:
-        for name in node.inputs if node.name in integer else ():
-            writer = writers.get(graph.storage(name))
-            if writer is not None and writer.name in integer and graph.tensors[name].dtype == "float32":
-                between.append(f"{name} ({writer.op or writer.kernel} -> {node.op or node.kernel})")
+def _float_kernels(graph: Any) -> tuple[str, ...]:
+    """Kernels whose data is all float."""
     codes: Callable[[str], bool] = lambda t: graph.tensors[t].dtype in ("int8", "uint8")  # noqa: E731
-    floats = [n.op or n.kernel for n in graph.nodes if not any(codes(t) for t in (*n.inputs, *n.outputs))]
-    return tuple(dict.fromkeys(between)), tuple(floats)
-
-
-def _is_integer(node: Any) -> bool:
-    return "_int8" in node.kernel
+    return tuple(n.op or n.kernel for n in graph.nodes if not any(codes(t) for t in (*n.inputs, *n.outputs)))
