@@ -195,7 +195,6 @@ def compile(
     config = config or CompileConfig()
     # the arguments win over the config where given
     chosen = resolve(target if target != "native" else config.target, threads or config.threads)
-    _refuse_cuda(chosen, "building a library")
     log_path = str(log) if log is not None else config.log
     if entries and isinstance(model, Model):
         raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
@@ -225,6 +224,8 @@ def compile(
         planner=config.planner,
         planner_budget_s=config.planner_budget_s,
         branches=branches,
+        streams=config.streams,
+        source_folder=Path(config.dump_ir) / "cuda" if config.dump_ir and chosen.kind == "cuda" else None,
     )
     clock("build")
     first = programs[0]
@@ -362,8 +363,7 @@ def survey(
 def _refuse_cuda(target: Target, what: str) -> None:
     if target.kind == "cuda":
         raise ConfigError(
-            f"{what} for {target.name} is not there yet; its kernels can be checked and compiled with "
-            "`tvmx verify --emulate` and `tvmx inspect --sass`"
+            f"{what} needs a CPU target, not {target.name}; its kernels are checked with `tvmx verify --emulate`"
         )
 
 

@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--log", help="tuning log folder (default: the logs that ship with tvmx)")
     sub.add_argument("--dump-ir", metavar="DIR", help="write the IR after each phase into DIR")
     sub.add_argument("--planner", help="memory planner (see `tvmx memory compare`)")
+    sub.add_argument("--streams", type=int, help="CUDA targets: the most streams for independent kernels (default 4)")
 
     _precision_arguments(sub)
     sub.add_argument("--io-precision", help="of float32 inputs and outputs: keep (default), fp16 or bf16")
@@ -91,9 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--trace", metavar="FILE.json", help="write the profile as a Chrome trace")
 
     sub = command("inspect", _inspect, "show operators, kernels, memory plan and constants of a .so")
-    sub.add_argument("artifact", help="the .so file; with --sass an .onnx file")
+    sub.add_argument("artifact", help="the .so file; with --sass an .onnx file or a CUDA .so")
     sub.add_argument("--memory", metavar="FILE.svg", help="draw the memory plan")
-    sub.add_argument("--sass", action="store_true", help="kernels and machine code of an .onnx for a CUDA --target")
+    sub.add_argument("--timeline", metavar="FILE.svg", help="draw how a CUDA library spreads its kernels over streams")
+    sub.add_argument(
+        "--sass", action="store_true", help="machine code of a CUDA .so, or of an .onnx for a CUDA --target"
+    )
     _program_arguments(sub, "cuda-sm80")
     _precision_arguments(sub)
 
@@ -165,6 +169,7 @@ def _artifact_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("artifact", help="the .so file")
     sub.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input, or one .npz")
     sub.add_argument("--threads", type=int)
+    sub.add_argument("--device", type=int, help="number of the GPU, for a CUDA library")
     sub.add_argument("--entry", help="entry point, when there are several")
 
 
@@ -220,7 +225,7 @@ def _compile(arguments: argparse.Namespace) -> None:
     from tvmx.config import CompileConfig, load_toml
 
     config = load_toml(CompileConfig, arguments.config, "compile") if arguments.config else CompileConfig()
-    flags = {"dump_ir": arguments.dump_ir, "planner": arguments.planner}
+    flags = {"dump_ir": arguments.dump_ir, "planner": arguments.planner, "streams": arguments.streams}
     config = dataclasses.replace(config, **{k: v for k, v in flags.items() if v is not None})
     result = api.compile(
         arguments.model,
@@ -320,9 +325,11 @@ def _path(text: str | None) -> Path | None:
 
 
 def _open(arguments: argparse.Namespace) -> tuple[Any, dict[str, np.ndarray]]:
-    from tvmx.runtime import GraphExecutor
+    from tvmx.runtime import open_executor
 
-    executor = GraphExecutor(arguments.artifact, threads=arguments.threads, entry=arguments.entry)
+    executor = open_executor(
+        arguments.artifact, threads=arguments.threads, device=arguments.device, entry=arguments.entry
+    )
     given = _inputs(arguments.input)
     if len(given) < len(executor.inputs):
         from tvmx.api import random_inputs
@@ -369,6 +376,12 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    if arguments.sass and _is_library(arguments.artifact):
+        from tvmx.report.device_code import survey_artifact
+
+        survey = survey_artifact(arguments.artifact)
+        print(json.dumps(survey.to_json()) if arguments.json else survey)
+        return
     if arguments.sass:
         from tvmx import api
 
@@ -383,8 +396,20 @@ def _inspect(arguments: argparse.Namespace) -> None:
         from tvmx.report.memory_svg import draw_artifact
 
         draw_artifact(arguments.artifact, arguments.memory)
+    if arguments.timeline:
+        from tvmx.report.timeline_svg import draw_timeline
+
+        draw_timeline(arguments.artifact, arguments.timeline)
     description = describe(arguments.artifact)
     print(json.dumps(description.to_json()) if arguments.json else description)
+
+
+def _is_library(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -71,11 +71,14 @@ class CompileConfig:
     precision: str | None = None  # fp32, fp16, bf16, int8, or a .toml/.json file; None: as the model says
     io_precision: str | None = None  # keep, fp32, fp16, bf16: of float32 inputs and outputs
     prefer: str | None = None  # speed or size: what decides where 16 bits are storage only
+    streams: int = 4  # CUDA targets: the most streams that independent kernels are spread over
 
     def __post_init__(self) -> None:
         _check_threads(self.threads)
         if self.planner_budget_s < 0:
             raise ConfigError(f"planner_budget_s={self.planner_budget_s}: must be >= 0")
+        if not 1 <= self.streams <= 32:
+            raise ConfigError(f"streams={self.streams}: use 1 to 32")
 
 
 @dataclass(frozen=True)

@@ -33,3 +33,7 @@ class ArtifactError(TvmxError):
 
 class InputError(TvmxError):
     """An array given to the executor has the wrong name, dtype, shape or value."""
+
+
+class DeviceError(TvmxError):
+    """There is no GPU or driver for a model, the GPU does not fit it, or it failed while running."""

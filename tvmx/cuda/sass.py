@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmx.cuda.lower import DeviceProgram, Launch, lower_kernel
-from tvmx.cuda.nvcc import Cubin, compile_cubin
+from tvmx.cuda.nvcc import Cubin, Resources, compile_cubin
 from tvmx.errors import CompileError
 from tvmx.target import Gpu, Target
 
@@ -112,7 +112,7 @@ def inspect_program(program: DeviceProgram, gpu: Gpu) -> list[KernelCode]:
     cubin = compile_cubin(program.source, f"sm_{gpu.sm}", program.name)
     code = functions(disassemble(cubin))
     launches = {l.kernel: l for l in program.launches}
-    return [_facts(r, code[r.kernel], launches[r.kernel], gpu) for r in cubin.kernels if r.kernel in launches]
+    return [code_facts(r, code[r.kernel], launches[r.kernel], gpu) for r in cubin.kernels if r.kernel in launches]
 
 
 def inspect_kernel(func: Any, target: Target, name: str = "main") -> list[KernelCode]:
@@ -121,7 +121,8 @@ def inspect_kernel(func: Any, target: Target, name: str = "main") -> list[Kernel
     return inspect_program(lower_kernel(func, target, name), target.gpu)
 
 
-def _facts(used: Any, code: list[tuple[str, str]], launch: Launch, gpu: Gpu) -> KernelCode:
+def code_facts(used: Resources, code: list[tuple[str, str]], launch: Launch, gpu: Gpu) -> KernelCode:
+    """One kernel from its resources, its instructions (see `functions`) and its launch."""
     counts = Counter(op for op, _ in code)
     matrix = Counter(f"{op}{rest}" for op, rest in code if op in ("HMMA", "IMMA", "HGMMA"))
     macs = sum(_macs(name.split(".")[1]) * n for name, n in matrix.items())

@@ -12,7 +12,7 @@ from tvmx.cuda.sass import KernelCode, inspect_program
 from tvmx.errors import CompileError
 from tvmx.target import Target
 
-MATRIX_RULES = ("cuda.mma", "cuda.mma_padded", "cuda.wmma")
+MATRIX_RULES = ("cuda.mma", "cuda.mma_padded", "cuda.wmma", "cuda.wgmma")
 
 
 @dataclass(frozen=True)

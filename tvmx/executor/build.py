@@ -71,16 +71,25 @@ def build_artifact(
     planner_budget_s: float = 2.0,
     jobs: int | None = None,
     branches: Mapping[str, Branch] | None = None,
+    streams: int = 4,
+    source_folder: Path | None = None,
 ) -> BuildResult:
     """Write one `.so` with an entry point a program; parameters and equal kernels are stored once.
 
-    `branches` are further entries, each made of three programs of which one decides.
+    `branches` are further entries, each made of three programs of which one decides. For CUDA targets, `streams` is
+    the most that kernels are spread over, and `source_folder` receives their source.
 
     Raises CompileError when a kernel or the library cannot be built. `output` is replaced only by a whole file.
     """
     for program in programs:
         if not program.entry.isidentifier() or not program.entry.isascii():
             raise CompileError(f"entry {program.entry!r} must be an identifier, like 'b8'")
+    if target.kind == "cuda":
+        from tvmx.executor.cuda_build import build_cuda_artifact
+
+        return build_cuda_artifact(
+            programs, target, output, planner, planner_budget_s, jobs or _cores(), branches, streams, source_folder
+        )
     if any(p.graph is None for p in programs):
         from tvmx.executor.vm_build import build_vm_artifact
 

@@ -15,7 +15,7 @@ from typing import Any
 from tvmx.errors import CompileError
 from tvmx.executor.constants import ConstantPool
 from tvmx.executor.host_code import PRELUDE
-from tvmx.runtime.seal import MANIFEST_SECTION, SEAL_MAGIC, SEAL_SECTION, SEAL_SIZE, seal
+from tvmx.runtime.seal import CUDA_SECTION, MANIFEST_SECTION, SEAL_MAGIC, SEAL_SECTION, SEAL_SIZE, seal
 from tvmx.target import Target
 
 HERE = Path(__file__).parent
@@ -89,8 +89,10 @@ class Toolchain:
             raise CompileError(f"{Path(self.cc).name} failed: {'; '.join(lines[:3]) or done.stderr.strip()[-300:]}")
 
 
-def write_data(folder: Path, constants: ConstantPool, manifest: Mapping[str, Any], tools: Toolchain) -> None:
-    """Write `data.S`: parameters, manifest and the empty seal."""
+def write_data(
+    folder: Path, constants: ConstantPool, manifest: Mapping[str, Any], tools: Toolchain, images: bool = False
+) -> None:
+    """Write `data.S`: parameters, manifest and the empty seal; with `images`, the device code in `images.bin` too."""
     constants.write(folder / "params.bin")
     (folder / "manifest.json").write_text(json.dumps(manifest, separators=(",", ":")), encoding="utf-8")
     kind = tools.section_type
@@ -113,9 +115,36 @@ tvmx_manifest_end: .byte 0
 .globl tvmx_seal
 tvmx_seal: .ascii "{SEAL_MAGIC.decode()}"
 .zero {SEAL_SIZE - len(SEAL_MAGIC)}
-.section .note.GNU-stack,"",{kind}
+{_images(kind) if images else ""}.section .note.GNU-stack,"",{kind}
 """
     )
+
+
+def _images(kind: str) -> str:
+    return f"""\
+.section {CUDA_SECTION},"a",{kind}
+.balign 4096
+.globl tvmx_images
+.hidden tvmx_images
+tvmx_images: .incbin "images.bin"
+"""
+
+
+def link_cuda(folder: Path, host: str, tools: Toolchain, output: Path) -> int:
+    """Link the library of a CUDA target, as `link` does; it needs libc and nothing of CUDA. Returns its bytes."""
+    (folder / "host.c").write_text(host + "#include <stdint.h>\n" + ACCESS)
+    (folder / "exports.map").write_text(EXPORTS)
+    tools.run([*_C_FLAGS, "-O1", "-c", "host.c", "-o", "host.o"], folder)
+    tools.run([*_C_FLAGS, "-O2", "-c", str(HERE / "cuda.c"), "-o", "cuda.o"], folder)
+    tools.run(["-c", "data.S", "-o", "data.o"], folder)
+    with replacing(output.absolute()) as made:
+        tools.run(
+            ["-shared", "-o", str(made), "host.o", "cuda.o", "data.o", "-Wl,--version-script=exports.map",
+             "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,--no-undefined", "-Wl,--build-id=none", "-ldl"],
+            folder,
+        )  # fmt: skip
+        seal(made)
+    return output.stat().st_size
 
 
 def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, target: Target, output: Path) -> int:

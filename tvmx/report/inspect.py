@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmx.report.device_code import device_json, device_lines, tensor_core_share
 from tvmx.runtime.artifact import Artifact, read_artifact
 from tvmx.runtime.manifest import Entry
 
@@ -34,6 +35,7 @@ class Description:
             "threads": m.threads,
             "parameter_bytes": m.parameter_bytes,
             "kernels": _kernels(first),
+            **_device(self.artifact),
             "entries": {name: _entry_json(e) for name, e in m.entries.items()},
         }
 
@@ -45,6 +47,7 @@ class Description:
             f"{facts['threads']} thread(s)",
             f"  needs {', '.join(facts['features']) or 'no CPU feature beyond the baseline'}",
         ]
+        lines += device_lines(self.artifact)
         if facts["reason"]:
             lines.append(f"  runs through the Relax VM: {facts['reason']}")
         for name, entry in self.artifact.manifest.entries.items():
@@ -55,6 +58,13 @@ class Description:
 def describe(path: str | Path) -> Description:
     """Read and check a `.so`. Raises ArtifactError when it is damaged or foreign."""
     return Description(read_artifact(path))
+
+
+def _device(artifact: Artifact) -> dict[str, Any]:
+    device = device_json(artifact)
+    return (
+        {} if device is None else {"device": device, "tensor_core_share": tensor_core_share(artifact.manifest.entries)}
+    )
 
 
 def _kernels(entry: Entry) -> dict[str, int]:
@@ -91,6 +101,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
             "planner": arena.planner,
             "buffers": len(arena.buffers),
         },
+        **({"streams": entry.streams.count, "events": entry.streams.events} if entry.streams is not None else {}),
     }
 
 
@@ -110,6 +121,8 @@ def _entry_lines(entry: Entry) -> list[str]:
         lines.append(
             f"  arena    {arena.bytes:,} bytes, lower bound {arena.lower_bound:,}, planner {arena.planner}{saved}"
         )
+    if entry.streams is not None:
+        lines.append(f"  streams  {entry.streams.count}, {entry.streams.events} events")
     constants = [t for t in entry.tensors.values() if t.kind == "constant"]
     lines.append(f"  constants {len(constants)}, kernels by rule {_kernels(entry)}")
     lines.append(f"  {'#':>4} {'MFLOP':>9}  {'rule':28} {'output':28} operators")

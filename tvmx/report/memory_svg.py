@@ -46,7 +46,7 @@ def draw_artifact(artifact_path: str | os.PathLike[str], svg_path: str | os.Path
     Raises ArtifactError for a damaged file, PlanError for an unknown entry or a model without a plan.
     """
     manifest = read_artifact(artifact_path).manifest
-    if manifest.executor != "graph":
+    if manifest.executor == "vm":
         raise PlanError(f"{artifact_path} runs through the Relax VM ({manifest.reason}), which plans no arena to draw")
     if entry and entry not in manifest.entries:
         raise PlanError(f"{artifact_path} has no entry {entry!r}; choose one of {', '.join(manifest.entries)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from tvmx.runtime.manifest import Tensor
 from tvmx.runtime.slots import Array
 
 if TYPE_CHECKING:
+    from tvmx.runtime.cuda_program import CudaProgram
     from tvmx.runtime.program import GraphProgram
 
 
-def debug_program(program: GraphProgram) -> dict[str, Array]:
+def debug_program(program: GraphProgram | CudaProgram) -> dict[str, Array]:
     """Run once; tensor name → array for each output of each node, and for the views of these and of inputs."""
     entry = program.entry
     found: dict[str, Array] = {}
@@ -45,18 +45,18 @@ def debug_program(program: GraphProgram) -> dict[str, Array]:
     return found
 
 
-def _owner(program: GraphProgram, name: str) -> str:
+def _owner(program: GraphProgram | CudaProgram, name: str) -> str:
     while (parent := program.entry.tensors[name].alias_of) is not None:
         name = parent
     return name
 
 
-def _read(program: GraphProgram, tensor: Tensor) -> Array:
+def _read(program: GraphProgram | CudaProgram, tensor: Tensor) -> Array:
     dtype = numpy_dtype(tensor.dtype)
     shape = tuple(evaluate(d, program.dims) for d in tensor.shape)
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
         return np.empty(shape, dtype)
-    raw = ctypes.string_at(program.address_of(tensor.name), count * dtype.itemsize)
+    raw = program.read(tensor.name, count * dtype.itemsize)
     array: Array = np.frombuffer(raw, dtype).reshape(shape).copy()
     return array

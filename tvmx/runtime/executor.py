@@ -79,6 +79,11 @@ class GraphExecutor:
         self._library: Library | None = None
         self._open: Program | None = None
         artifact = read_artifact(path, check_hash)
+        if artifact.manifest.executor == "cuda":
+            raise ArtifactError(
+                f"{artifact.path} was built for {artifact.manifest.target}: open it with tvmx.runtime.CudaExecutor, or "
+                "with open_executor, which takes any model"
+            )
         check_machine(artifact)
         self.manifest: Manifest = artifact.manifest
         if threads is not None and not 1 <= threads <= 1024:
@@ -239,19 +244,20 @@ class GraphExecutor:
 
     def _program(self, entry: str) -> Program:
         if entry not in self._programs:
-            assert self._library is not None
             branch = self.manifest.branches.get(entry)
             if branch is not None:
                 then, otherwise = (None if p is None else self._program(p) for p in (branch.then, branch.otherwise))
                 self._programs[entry] = BranchProgram(branch, self._program(branch.condition), then, otherwise)
                 return self._programs[entry]
-            found = self.manifest.entries[entry]
-            if self.manifest.executor == "vm":
-                log.info("%s runs through the Relax VM: %s", self._path, self.manifest.reason)
-                self._programs[entry] = VmProgram(self._library, found, self._pool, self._library.path)
-            else:
-                self._programs[entry] = GraphProgram(self._library, found, self._pool)
+            self._programs[entry] = self._straight(self.manifest.entries[entry])
         return self._programs[entry]
+
+    def _straight(self, entry: Entry) -> Program:
+        assert self._library is not None
+        if self.manifest.executor == "vm":
+            log.info("%s runs through the Relax VM: %s", self._path, self.manifest.reason)
+            return VmProgram(self._library, entry, self._pool, self._library.path)
+        return GraphProgram(self._library, entry, self._pool)
 
     def _pick(self, inputs: Mapping[str, Any]) -> Program:
         """The entry whose input shapes fit; the current one when none does, so that its error is shown."""

@@ -31,13 +31,12 @@ class Call(ctypes.Structure):
     )
 
 
-class Library:
-    """A loaded artifact's functions. Pools are made and freed by their executor."""
+class LoadedLibrary:
+    """An artifact in memory: the very file that was checked."""
 
     def __init__(self, path: str, seal: bytes) -> None:
         self.path = path
         self._link_folder: str | None = None
-        self._peaks: dict[int, tuple[float, float]] = {}
         self.dll = _open(path)
         if self._seal() != seal:
             # The system's loader knows libraries by name and gave us what this path held before.
@@ -49,6 +48,37 @@ class Library:
             if self._seal() != seal:
                 self.close()
                 raise ArtifactError(f"{path} was replaced while it was being loaded; load it again")
+
+    def close(self) -> None:
+        """Unload. Nothing of the library may be used afterwards."""
+        self._unload()
+        if self._link_folder is not None:
+            shutil.rmtree(self._link_folder, ignore_errors=True)
+
+    def _unload(self) -> None:
+        _ctypes.dlclose(self.dll._handle)
+
+    def _seal(self) -> bytes:
+        try:
+            return bytes((ctypes.c_char * SEAL_SIZE).in_dll(self.dll, "tvmx_seal"))
+        except ValueError:
+            return b""
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        try:
+            function = getattr(self.dll, name)
+        except AttributeError:
+            raise ArtifactError(f"{self.dll._name} lacks {name}; compile the model again") from None
+        function.restype, function.argtypes = result, list(arguments)
+        return function
+
+
+class Library(LoadedLibrary):
+    """A loaded artifact's functions. Pools are made and freed by their executor."""
+
+    def __init__(self, path: str, seal: bytes) -> None:
+        super().__init__(path, seal)
+        self._peaks: dict[int, tuple[float, float]] = {}
         self.pool_new = self._function("tvmx_pool_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self.pool_free = self._function("tvmx_pool_free", None, ctypes.c_void_p)
         self.pool_scratch = self._function("tvmx_pool_scratch", ctypes.c_int64, ctypes.c_void_p)
@@ -82,29 +112,6 @@ class Library:
         if not pool:
             raise ArtifactError(f"cannot start {threads} threads; use fewer")
         return int(pool)
-
-    def close(self) -> None:
-        """Unload. Nothing of the library may be used afterwards."""
-        self._unload()
-        if self._link_folder is not None:
-            shutil.rmtree(self._link_folder, ignore_errors=True)
-
-    def _unload(self) -> None:
-        _ctypes.dlclose(self.dll._handle)
-
-    def _seal(self) -> bytes:
-        try:
-            return bytes((ctypes.c_char * SEAL_SIZE).in_dll(self.dll, "tvmx_seal"))
-        except ValueError:
-            return b""
-
-    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
-        try:
-            function = getattr(self.dll, name)
-        except AttributeError:
-            raise ArtifactError(f"{self.dll._name} lacks {name}; compile the model again") from None
-        function.restype, function.argtypes = result, list(arguments)
-        return function
 
 
 def _open(path: str) -> ctypes.CDLL:

@@ -40,6 +40,55 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a node on a CUDA device; `shared` is its dynamic shared memory in bytes."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """How an entry of a CUDA library is spread over streams.
+
+    `steps` are (launch | record | wait, stream, node or event); `tasks` are, a node, the seconds and the share of the
+    device that were estimated, and the nodes that it waits for.
+    """
+
+    count: int
+    events: int
+    steps: tuple[tuple[str, int, int], ...]
+    tasks: tuple[tuple[float, float, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One kernel's machine code: places (offset, size) in the device section, and what it uses of a device."""
+
+    name: str
+    program: str
+    cubin: tuple[int, int]
+    ptx: tuple[int, int]
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a CUDA library was compiled for: compute capability (80 for 8.0), and whether it runs on that one alone."""
+
+    sm: int
+    arch: str
+    exact: bool
+    kernels: tuple[DeviceKernel, ...]
+
+
+@dataclass(frozen=True)
 class Node:
     """One kernel call. `rule` tells the schedule: `cpu.conv2d`, or `tuned:cpu.conv2d`."""
 
@@ -50,6 +99,7 @@ class Node:
     outputs: tuple[str, ...]
     flops: int
     rule: str
+    launches: tuple[Launch, ...] = ()  # CUDA targets only
 
 
 @dataclass(frozen=True)
@@ -89,6 +139,7 @@ class Entry:
     tensors: dict[str, Tensor]
     nodes: tuple[Node, ...]
     arena: Arena
+    streams: StreamFacts | None = None  # CUDA targets only
 
 
 @dataclass(frozen=True)
@@ -126,6 +177,7 @@ class Manifest:
     entries: dict[str, Entry]
     branches: dict[str, Branch]
     raw: dict[str, Any]
+    device: DeviceFacts | None = None  # CUDA targets only
 
     @property
     def public_entries(self) -> tuple[str, ...]:
@@ -155,7 +207,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         return Manifest(
             tvmx=str(raw["tvmx"]),
             tvm=str(raw["tvm"]),
-            executor=_one_of(raw["executor"], "graph", "vm"),
+            executor=_one_of(raw["executor"], "graph", "vm", "cuda"),
             reason=None if raw["reason"] is None else str(raw["reason"]),
             target=str(target["name"]),
             arch=str(target["arch"]),
@@ -165,6 +217,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
             entries={str(n): _entry(str(n), e) for n, e in raw["entries"].items()},
             branches=_branches(raw["branches"], {*raw["entries"], *raw["branches"]}),
             raw=raw,
+            device=_device(raw["cuda"]) if raw["executor"] == "cuda" else None,
         )
     except ArtifactError:
         raise
@@ -236,6 +289,7 @@ def _entry(name: str, raw: dict[str, Any]) -> Entry:
                 tuple(map(str, n["outputs"])),
                 int(n["flops"]),
                 str(n["rule"]),
+                tuple(Launch(str(l[0]), _triple(l[1]), _triple(l[2]), int(l[3])) for l in n.get("launches", ())),
             )
             for n in raw["nodes"]
         ),
@@ -250,7 +304,41 @@ def _entry(name: str, raw: dict[str, Any]) -> Entry:
             unshared_bytes=_optional(arena["unshared_bytes"]),
             planner=None if arena["planner"] is None else str(arena["planner"]),
         ),
+        streams=_streams(raw["streams"], len(raw["nodes"])) if "streams" in raw else None,
     )
+
+
+def _streams(raw: dict[str, Any], nodes: int) -> StreamFacts:
+    steps = tuple((_one_of(s[0], "launch", "record", "wait"), int(s[1]), int(s[2])) for s in raw["steps"])
+    tasks = tuple((float(t[0]), float(t[1]), tuple(map(int, t[2]))) for t in raw["tasks"])
+    count, events = int(raw["count"]), int(raw["events"])
+    if len(tasks) != nodes or any(not 0 <= a < i for i, t in enumerate(tasks) for a in t[2]):
+        raise ValueError("its tasks are not those of its nodes")
+    for what, stream, index in steps:
+        if not 0 <= stream < count or not 0 <= index < (nodes if what == "launch" else events):
+            raise ValueError(f"step {what} {index} on stream {stream} names what does not exist")
+    return StreamFacts(count, events, steps, tasks)
+
+
+def _device(raw: dict[str, Any]) -> DeviceFacts:
+    kernels = tuple(
+        DeviceKernel(
+            str(k["name"]), str(k["program"]), _pair(k["cubin"]), _pair(k["ptx"]), int(k["registers"]),
+            int(k["stack"]), int(k["spills"]), int(k["shared"]), int(k["threads"]),
+        )
+        for k in raw["kernels"]
+    )  # fmt: skip
+    return DeviceFacts(int(raw["sm"]), str(raw["arch"]), bool(raw["exact"]), kernels)
+
+
+def _pair(raw: Any) -> tuple[int, int]:
+    first, second = raw
+    return int(first), int(second)
+
+
+def _triple(raw: Any) -> tuple[int, int, int]:
+    x, y, z = raw
+    return int(x), int(y), int(z)
 
 
 def _info(raw: dict[str, Any]) -> TensorInfo:

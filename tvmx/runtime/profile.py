@@ -73,10 +73,13 @@ class Profile:
                 f"{k.flop_rate / 1e9:>8.1f}  {self.share_of_peak(k):>7.1%}  {k.byte_rate / 1e9:>7.1f}  {k.rule}"
             )
         flops = sum(k.flops for k in self.kernels)
-        lines.append(
-            f"{len(self.kernels)} kernels, {total * 1e3:.3f} ms, {flops / total / 1e9:.1f} GFLOP/s on {self.threads} "
-            f"threads; this machine: {self.peak_flops / 1e9:.1f} GFLOP/s fp32, {self.peak_bandwidth / 1e9:.1f} GB/s"
-        )
+        summary = f"{len(self.kernels)} kernels, {total * 1e3:.3f} ms, {flops / total / 1e9:.1f} GFLOP/s"
+        if self.peak_flops:  # not measured on a GPU
+            summary += (
+                f" on {self.threads} threads; this machine: {self.peak_flops / 1e9:.1f} GFLOP/s fp32, "
+                f"{self.peak_bandwidth / 1e9:.1f} GB/s"
+            )
+        lines.append(summary)
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

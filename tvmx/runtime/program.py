@@ -166,6 +166,10 @@ class GraphProgram:
         assert offsets is not None
         return int(self._call.arena or 0) + offsets[tensor.name]
 
+    def read(self, name: str, nbytes: int) -> bytes:
+        """The first `nbytes` of tensor `name` as they are now."""
+        return ctypes.string_at(self.address_of(name), nbytes)
+
     @property
     def dims(self) -> dict[str, int]:
         """The symbolic dims of the last run."""

@@ -14,6 +14,7 @@ from tvmx.runtime.elf import Elf, Section, read_elf
 
 SEAL_SECTION = ".tvmx.seal"
 MANIFEST_SECTION = ".tvmx.manifest"
+CUDA_SECTION = ".tvmx.cuda"  # device code of a CUDA target
 SEAL_MAGIC = b"TVMXSEAL"
 SEAL_SIZE = 64
 _FIELDS = struct.Struct("<8sQ32s16x")
