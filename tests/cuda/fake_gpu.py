@@ -19,7 +19,7 @@ from tvmx.cuda.lower import DeviceProgram
 from tvmx.cuda.nvcc import nvcc
 from tvmx.debug.emulate.run import build_library
 from tvmx.debug.emulate.source import to_cpp
-from tvmx.executor import cuda_build
+from tvmx.executor import cuda_kernels
 
 SOURCE = Path(__file__).parent / "fake_gpu.c"
 
@@ -70,7 +70,7 @@ class FakeGpu:
             return programs[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cuda_build, "lower_kernel", remember)
+            patch.setattr(cuda_kernels, "lower_kernel", remember)
             result = api.compile(model, self.folder / f"{name}.so", **{"target": "cuda-sm80", **options})
         for program in programs:
             self.register(program)

@@ -98,7 +98,7 @@ GRAPHS = {
 def uses_of(tasks: list[Task]) -> list[Use]:
     """A buffer a task, read by all that depend on it."""
     return [
-        Use(f"b{i}", 64 * (1 + i * 7 % 11), i, tuple(j for j, t in enumerate(tasks) if i in t.after))
+        Use(f"b{i}", 64 * (1 + i * 7 % 11), (i,), tuple(j for j, t in enumerate(tasks) if i in t.after))
         for i in range(len(tasks))
     ]
 
@@ -185,11 +185,23 @@ def test_a_branch_reuses_its_own_memory() -> None:
     """Lifetimes on a line, stretched to be safe, would keep every buffer of a branch until the join."""
     tasks = fork_join(2, 20)
     plan = plan_streams(tasks, 2)
-    uses = [Use(f"b{i}", 1024, i, tuple(j for j, t in enumerate(tasks) if i in t.after)) for i in range(len(tasks))]
+    uses = [Use(f"b{i}", 1024, (i,), tuple(j for j, t in enumerate(tasks) if i in t.after)) for i in range(len(tasks))]
     arena = plan_arena(uses, plan, budget_s=0.5)
     check_plan(tasks, plan, regions_of(uses, arena.offsets))
     assert plan.streams == 2
     assert arena.height <= 6 * 1024, "two buffers at work in each branch, and the source's"
+
+
+def test_a_buffer_written_in_parts() -> None:
+    """The parts of a concatenation, computed where they belong by two streams."""
+    tasks = [Task("a", 30 * US, 0.3), Task("b", 30 * US, 0.3), Task("c", 30 * US, 0.3, (0, 1))]
+    plan = plan_streams(tasks, 2)
+    assert plan.streams == 2
+    whole = Use("ab", 128, (0, 1), (2,))
+    arena = plan_arena([whole, Use("c", 64, (2,))], plan)
+    assert arena.offsets["c"] >= 128, "c is written while its parts are read"
+    with pytest.raises(PlanError, match="share bytes"):
+        check_plan(tasks, plan, regions_of([whole, Use("w", 64, (1,))], {"ab": 0, "w": 64}))
 
 
 def test_one_stream_is_planned_like_any_program() -> None:
@@ -226,7 +238,7 @@ def test_reading_before_writing_is_seen() -> None:
     tasks = [Task("a", US), Task("b", US)]
     plan = issue(tasks, [0, 1], [0, 0], 1)
     with pytest.raises(PlanError, match="a may read 'x' before b has written it"):
-        check_plan(tasks, plan, [Region("x", 0, 64, 1, (0,))])
+        check_plan(tasks, plan, [Region("x", 0, 64, (1,), (0,))])
 
 
 def test_tasks_come_in_order() -> None:

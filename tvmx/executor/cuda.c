@@ -382,8 +382,8 @@ EXPORT int tvmx_cuda_elapsed(tvmx_cuda* h, void* from, void* to, float* out) {
 
 static address place(const tvmx_cuda* h, const tvmx_cuda_call* c, const tvmx_place* p) {
   switch (p->space) {
-    case TVMX_INPUT: return (address)(uintptr_t)c->inputs[p->index];
-    case TVMX_OUTPUT: return (address)(uintptr_t)c->outputs[p->index];
+    case TVMX_INPUT: return (address)(uintptr_t)c->inputs[p->index] + (address)p->offset;
+    case TVMX_OUTPUT: return (address)(uintptr_t)c->outputs[p->index] + (address)p->offset;
     case TVMX_ARENA: return (address)(uintptr_t)c->arena + (address)p->offset;
     default: return h->params + (address)p->offset;
   }

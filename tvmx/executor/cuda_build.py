@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmx.cuda.images import Image, compile_image
-from tvmx.cuda.lower import DeviceProgram, lower_kernel
-from tvmx.cuda.nvcc import Resources
+from tvmx.cuda.lower import DeviceProgram
 from tvmx.cuda.survey import MATRIX_RULES
 from tvmx.errors import CompileError
 from tvmx.executor.constants import ConstantPool
 from tvmx.executor.cuda_host import PRELUDE, KernelEntry, code_table, entry_tables
+from tvmx.executor.cuda_kernels import DeviceCode, Unscheduled, arch_of, compile_device
 from tvmx.executor.cuda_schedule import Scheduled, schedule
 from tvmx.executor.host_code import HostSource
 from tvmx.executor.kernels import KernelSet, collect
@@ -32,20 +30,6 @@ if TYPE_CHECKING:
     from tvmx.executor.build import BuildResult, EntryProgram
 
 _ALIGN = 64
-
-
-@dataclass(frozen=True)
-class DeviceCode:
-    """Every distinct kernel of a library, lowered and compiled: both by the symbol of its PrimFunc."""
-
-    programs: dict[str, DeviceProgram]
-    images: dict[str, Image]
-    seconds: dict[str, float]
-
-    @property
-    def resources(self) -> dict[str, Resources]:
-        """By kernel of the device."""
-        return {r.kernel: r for i in self.images.values() for r in i.cubin.kernels}
 
 
 def build_cuda_artifact(
@@ -69,7 +53,8 @@ def build_cuda_artifact(
     refuse(programs, target)
     tools = Toolchain.of(target)
     kernels = collect([(p.entry, _functions(p), {}) for p in programs])
-    code = compile_device(kernels, target, jobs, source_folder)
+    code = compile_device(kernels.funcs, _unscheduled(programs, kernels), target, jobs, source_folder)
+    programs = [_with_rules(p, kernels, code) for p in programs]
     began = time.perf_counter()
     plans = [_schedule(p, kernels, code, target, max_streams, planner, planner_budget_s) for p in programs]
     seconds = {**code.seconds, "plan": time.perf_counter() - began}
@@ -132,35 +117,6 @@ def refuse(programs: Sequence[EntryProgram], target: Target) -> None:
             )
 
 
-def compile_device(kernels: KernelSet, target: Target, jobs: int, source_folder: Path | None = None) -> DeviceCode:
-    """Lower every kernel and compile it, `jobs` compilers at a time. Raises CompileError naming the kernel."""
-    began = time.perf_counter()
-    lowering = 0.0
-    programs: dict[str, DeviceProgram] = {}
-    waiting: dict[str, Any] = {}
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
-        try:
-            for symbol, func in kernels.funcs.items():
-                before = time.perf_counter()
-                program = programs[symbol] = lower_kernel(func, target, symbol)
-                lowering += time.perf_counter() - before
-                if source_folder is not None:
-                    source_folder.mkdir(parents=True, exist_ok=True)
-                    (source_folder / f"{symbol}.cu").write_text(program.source)
-                waiting[symbol] = pool.submit(compile_image, program.source, arch_of(target), symbol)
-            images = {symbol: done.result() for symbol, done in waiting.items()}
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return DeviceCode(programs, images, {"lower": lowering, "compile": time.perf_counter() - began - lowering})
-
-
-def arch_of(target: Target) -> str:
-    """What the device code is compiled for: "sm_80"."""
-    assert target.gpu is not None, "a CUDA target"
-    return f"sm_{target.gpu.sm}"
-
-
 def write_images(path: Path, code: DeviceCode) -> tuple[list[KernelEntry], list[dict[str, Any]]]:
     """One block of all images, each at a multiple of 64; the kernels' table, and what the manifest says of them."""
     table: list[KernelEntry] = []
@@ -207,7 +163,7 @@ def _entry(
 ) -> dict[str, Any]:
     issued = range(len(plan.graph.nodes))  # nodes are in the order of issue
     assert plan.streams.order == tuple(issued)
-    buffers = [ArenaBuffer(u.id, u.written_by, max(u.accesses) + 1, u.size) for u in plan.uses]
+    buffers = [ArenaBuffer(u.id, min(u.written_by), max(u.accesses) + 1, u.size) for u in plan.uses]
     model = program.model
     entry = entry_manifest(
         plan.graph,
@@ -235,6 +191,22 @@ def _share(entries: Mapping[str, Any]) -> float:
     nodes = [n for e in entries.values() for n in e["nodes"]]
     matrix = sum(n["flops"] for n in nodes if n["rule"].removeprefix("tuned:") in MATRIX_RULES)
     return float(matrix / max(1, sum(n["flops"] for n in nodes)))
+
+
+def _unscheduled(programs: Sequence[EntryProgram], kernels: KernelSet) -> dict[str, Unscheduled]:
+    """By symbol; nothing for programs that come without their unscheduled kernels."""
+    found = {}
+    for program in programs:
+        if program.unscheduled is not None:
+            for name, symbol in kernels.symbols[program.entry].items():
+                found[symbol] = Unscheduled(program.unscheduled[name], program.rules.get(name, ""))
+    return found
+
+
+def _with_rules(program: EntryProgram, kernels: KernelSet, code: DeviceCode) -> EntryProgram:
+    """The program with the rules that made its kernels in the end."""
+    changed = {n: code.rules[s] for n, s in kernels.symbols[program.entry].items() if s in code.rules}
+    return dataclasses.replace(program, rules={**program.rules, **changed}) if changed else program
 
 
 def _functions(program: EntryProgram) -> dict[str, Any]:

@@ -167,6 +167,8 @@ class _Tables:
     def _place(self, name: str) -> str:
         owner = self._graph.storage(name)
         kind = self._graph.tensors[owner].kind
+        inside = self._graph.offset(name)
+        assert isinstance(inside, int), "symbolic shapes are refused"
         index = offset = 0
         if kind == "input":
             index = self._graph.inputs.index(owner)
@@ -176,4 +178,4 @@ class _Tables:
             offset = self._constants[owner]
         else:
             offset = self._arena[owner]
-        return f"{{{_SPACES[kind]}, {index}, {offset}}}"
+        return f"{{{_SPACES[kind]}, {index}, {offset + inside}}}"

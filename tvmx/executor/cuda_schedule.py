@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tvmx.cuda.lower import DeviceProgram, Launch
@@ -12,6 +12,7 @@ from tvmx.cuda.sass import resident_blocks
 from tvmx.cuda.survey import MATRIX_RULES
 from tvmx.executor.cuda_host import is_empty, workspaces
 from tvmx.executor.lifetimes import tensor_bytes
+from tvmx.executor.order import dependencies
 from tvmx.executor.stream_check import check_plan
 from tvmx.executor.stream_memory import Use, plan_arena, regions_of
 from tvmx.executor.streams import StreamPlan, Task, plan_streams
@@ -66,35 +67,33 @@ def schedule(
 
 def arena_uses(graph: Graph, programs: Mapping[str, DeviceProgram]) -> list[Use]:
     """Intermediates that own storage, with who writes and reads them, and the kernels' workspaces."""
-    writer: dict[str, int] = {}
+    writers: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
     spaces = []
     for index, node in enumerate(graph.nodes):
         for name in node.inputs:
             readers.setdefault(graph.storage(name), []).append(index)
         for name in node.outputs:
-            writer[graph.storage(name)] = index
+            writers.setdefault(graph.storage(name), []).append(index)
         if node.kernel != COPY and not is_empty(graph, node):
-            spaces += [Use(n, size, index) for n, size in workspaces(node, programs[node.kernel]).items()]
+            spaces += [Use(n, size, (index,)) for n, size in workspaces(node, programs[node.kernel]).items()]
     uses = []
-    for name, index in writer.items():
+    for name, written in writers.items():
         if graph.tensors[name].kind == "intermediate":
             size = tensor_bytes(graph.tensors[name])
             assert isinstance(size, int)
-            uses.append(Use(name, size, index, tuple(dict.fromkeys(readers.get(name, ())))))
+            uses.append(Use(name, size, _distinct(written), _distinct(readers.get(name, ()))))
     return uses + spaces
 
 
+def _distinct(tasks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(tasks))
+
+
 def _tasks(graph: Graph, estimate: _Estimate) -> list[Task]:
-    writer: dict[str, int] = {}
-    tasks = []
-    for index, node in enumerate(graph.nodes):
-        needs = {writer[o] for o in map(graph.storage, node.inputs) if o in writer}
-        seconds, share = estimate(node)
-        tasks.append(Task(node.op or node.kernel, seconds, share, tuple(sorted(needs))))
-        for name in node.outputs:
-            writer[graph.storage(name)] = index
-    return tasks
+    return [
+        Task(node.op or node.kernel, *estimate(node), after) for node, after in zip(graph.nodes, dependencies(graph))
+    ]
 
 
 class _Estimate:

@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct {
   int32_t space, index; /* index of an input or output */
-  int64_t offset;       /* bytes into the arena or the parameters */
+  int64_t offset;       /* bytes into it, the arena or the parameters */
 } tvmx_place;
 
 typedef struct {

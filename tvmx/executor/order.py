@@ -41,7 +41,7 @@ def program_of(graph: Graph) -> Program | None:
     return Program(
         size=tuple(sizes),
         touches=tuple(tuple(index[graph.storage(t)] for t in (*n.inputs, *n.outputs)) for n in graph.nodes),
-        after=_dependencies(graph),
+        after=dependencies(graph),
         over=tuple(_over(graph, n, index) for n in graph.nodes),
     )
 
@@ -57,7 +57,7 @@ def _over(graph: Graph, node: Node, index: dict[str, int]) -> tuple[tuple[int, i
     return tuple(pairs)
 
 
-def _dependencies(graph: Graph) -> tuple[tuple[int, ...], ...]:
+def dependencies(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Per node the earlier ones that write bytes it reads."""
     writers: dict[str, list[tuple[int, str]]] = {}
     found = []

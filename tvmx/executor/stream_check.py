@@ -14,17 +14,17 @@ from tvmx.executor.streams import StreamPlan, Task
 
 @dataclass(frozen=True)
 class Region:
-    """A buffer's bytes [start, end) in the arena, the task that writes it and those that read it."""
+    """A buffer's bytes [start, end) in the arena, the tasks that write it (each a part) and those that read it."""
 
     name: str
     start: int
     end: int
-    written_by: int
+    written_by: tuple[int, ...]
     read_by: tuple[int, ...] = ()
 
     @property
     def accesses(self) -> tuple[int, ...]:
-        return (self.written_by, *self.read_by)
+        return (*self.written_by, *self.read_by)
 
 
 class Order:
@@ -89,8 +89,8 @@ def check_plan(tasks: Sequence[Task], plan: StreamPlan, regions: Sequence[Region
                 raise PlanError(f"task {task.name} may begin before {tasks[need].name}, which it depends on, has ended")
     for region in regions:
         for reader in region.read_by:
-            if not order.before(region.written_by, reader):
-                writer = tasks[region.written_by].name
+            if not any(order.before(w, reader) for w in region.written_by):
+                writer = tasks[region.written_by[0]].name
                 raise PlanError(f"{tasks[reader].name} may read {region.name!r} before {writer} has written it")
     _check_sharing(tasks, order, regions)
 

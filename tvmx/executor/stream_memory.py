@@ -20,16 +20,16 @@ from tvmx.runtime.arena import ALIGNMENT
 
 @dataclass(frozen=True)
 class Use:
-    """A buffer to place: its bytes, the task that writes it and those that read it."""
+    """A buffer to place: its bytes, the tasks that write it (each a part) and those that read it."""
 
     id: str
     size: int
-    written_by: int
+    written_by: tuple[int, ...]
     read_by: tuple[int, ...] = ()
 
     @property
     def accesses(self) -> tuple[int, ...]:
-        return (self.written_by, *self.read_by)
+        return (*self.written_by, *self.read_by)
 
 
 def plan_arena(uses: Sequence[Use], streams: StreamPlan, budget_s: float = 2.0, planner: str = "best") -> Solution:
@@ -60,9 +60,10 @@ def regions_of(uses: Sequence[Use], offsets: Mapping[str, int]) -> list[Region]:
 
 
 def _on_line(use: Use, issued: Mapping[int, int]) -> Buffer:
-    if any(issued[r] <= issued[use.written_by] for r in use.read_by):
+    first = min(issued[w] for w in use.written_by)
+    if any(issued[r] <= first for r in use.read_by):
         raise PlanError(f"buffer {use.id!r} is read before it is written")
-    return Buffer(use.id, (issued[use.written_by], max(issued[a] for a in use.accesses) + 1), use.size, ALIGNMENT)
+    return Buffer(use.id, (first, max(issued[a] for a in use.accesses) + 1), use.size, ALIGNMENT)
 
 
 def _conflicts(uses: Sequence[Use], order: Order) -> list[set[int]]:
@@ -70,14 +71,15 @@ def _conflicts(uses: Sequence[Use], order: Order) -> list[set[int]]:
     for i, a in enumerate(uses):
         for j in range(i):
             b = uses[j]
-            # Readers come after their writer, so the writer stands for the begin of a buffer.
-            apart = all(order.before(x, b.written_by) for x in a.accesses) or all(
-                order.before(x, a.written_by) for x in b.accesses
-            )
-            if not apart:
+            if not (_precedes(a, b, order) or _precedes(b, a, order)):
                 found[i].add(j)
                 found[j].add(i)
     return found
+
+
+def _precedes(first: Use, then: Use, order: Order) -> bool:
+    """Readers come after a writer, so the writers stand for the begin of a buffer."""
+    return all(order.before(x, w) for w in then.written_by for x in first.accesses)
 
 
 def _widened(line: Sequence[Buffer], conflicts: Sequence[set[int]]) -> list[Buffer]:

@@ -224,11 +224,13 @@ class CudaProgram:
         tensor = self.entry.tensors[name]
         while tensor.alias_of is not None:
             tensor = self.entry.tensors[tensor.alias_of]
+        if tensor.kind == "input":
+            return int(self._in[list(self.slots).index(tensor.name)] or 0)
         if tensor.kind == "output":
             return self._outputs[self.entry.output_tensors.index(tensor.name)].address
         offsets = self.entry.arena.offsets
         assert offsets is not None
-        assert tensor.kind == "intermediate"
+        assert tensor.kind == "intermediate", "constants are not read back"
         return self._arena.address + offsets[tensor.name]
 
     def _upload(self, stream: int) -> None:
