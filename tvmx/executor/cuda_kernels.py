@@ -1,4 +1,4 @@
-"""Scheduled PrimFuncs → machine code and PTX, several compilers at a time; plainer schedules for what does not lower."""
+"""Scheduled PrimFuncs → machine code and PTX, several compilers at once; plainer schedules for what does not lower."""
 
 from __future__ import annotations
 
