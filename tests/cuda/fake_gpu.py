@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tvmx import api
-from tvmx.cuda import images, lower
+from tvmx.cuda import lower
 from tvmx.cuda.lower import DeviceProgram
-from tvmx.cuda.nvcc import nvcc
+from tvmx.cuda.nvcc import cuda_compiler
 from tvmx.debug.emulate.run import build_library
 from tvmx.debug.emulate.source import to_cpp
 from tvmx.executor import cuda_kernels
@@ -24,8 +24,8 @@ from tvmx.executor import cuda_kernels
 SOURCE = Path(__file__).parent / "fake_gpu.c"
 
 needs_gpu_tools = pytest.mark.skipif(
-    nvcc() is None or shutil.which("gcc") is None or shutil.which("g++") is None,
-    reason="needs nvcc, and gcc and g++ for the emulated device",
+    cuda_compiler() is None or shutil.which("gcc") is None or shutil.which("g++") is None,
+    reason="needs nvcc or NVRTC, and gcc and g++ for the emulated device",
 )
 
 
@@ -93,8 +93,3 @@ def _nbytes(shape: Sequence[int], dtype: str) -> int:
     from tvmx.executor.lifetimes import dtype_bytes
 
     return int(np.prod(shape, dtype=np.int64)) * dtype_bytes(dtype)
-
-
-def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has no CUDA compiler."""
-    monkeypatch.setattr(images, "nvcc", lambda: None)

@@ -54,12 +54,17 @@ def cuda_compiler() -> str | None:
     return f"NVRTC {found.version[0]}.{found.version[1]}" if found is not None else None
 
 
+def exact_arch(source: str, arch: str) -> str:
+    """The architecture that a source needs: `wgmma` exists on sm_90a alone."""
+    return "sm_90a" if arch == "sm_90" and "wgmma." in source else arch
+
+
 def compile_cubin(source: str, arch: str, name: str = "kernel") -> Cubin:
     """Compile for `arch` ("sm_80"). Raises CompileError without a compiler, or with its first error.
 
     Code with Hopper's `wgmma` is compiled for sm_90a, the only architecture that has it.
     """
-    arch = "sm_90a" if arch == "sm_90" and "wgmma." in source else arch
+    arch = exact_arch(source, arch)
     tool = nvcc()
     if tool is None:
         found = nvrtc()

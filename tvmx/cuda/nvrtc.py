@@ -84,7 +84,7 @@ def _folders(*names: str) -> Iterator[Path]:
 
 
 def compile_with(found: Nvrtc, source: str, arch: str, name: str) -> tuple[bytes, str]:
-    """(cubin, what ptxas said). Raises CompileError with the first error."""
+    """(code, what ptxas said): a cubin for "sm_80", PTX for "compute_80". Raises CompileError with the first error."""
     library = found.library
     program = ctypes.c_void_p()
     count = len(_INCLUDED)
@@ -102,7 +102,7 @@ def compile_with(found: Nvrtc, source: str, arch: str, name: str) -> tuple[bytes
         if status:
             lines = [l for l in log.splitlines() if "error" in l] or log.splitlines()
             raise CompileError(f"{name}: NVRTC for {arch} says: {lines[0] if lines else status}")
-        return _text(library, program, "CUBIN"), log
+        return _text(library, program, "CUBIN" if arch.startswith("sm_") else "PTX"), log
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -73,7 +73,8 @@ def build_cuda_artifact(
                 entry_tables(plan.graph, program.entry, mine, places, plan.streams, plan.arena.offsets, offsets)
             )
             entries[program.entry] = _entry(program, plan, mine, offsets)
-        arch = arch_of(target)
+        archs = {i.cubin.arch for i in code.images.values()}
+        arch = max(archs, default=arch_of(target))  # sm_90a, where a kernel needs it
         exact = not arch[-1].isdigit()
         parts.append(code_table(table, target.gpu.sm, exact, [p.streams for p in plans], constants.bytes, target.name))
         manifest = library_manifest(entries, target, constants.bytes, "cuda", branches=branches)
