@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import tvmx
 from benchmarks.measure import machine
 from benchmarks.memory_problems import cut, loose, network, scattered
 from benchmarks.models import ModelUnavailable, ZooModel, zoo, zoo_model
+from benchmarks.ort_arena import ort_arena
 from tvmx.executor.lifetimes import arena_buffers
 from tvmx.memory import Problem, plan
 from tvmx.report.files import write_text
@@ -50,12 +53,17 @@ def zoo_arena(model: ZooModel, folder: Path) -> dict[str, Any]:
     """Arena of a compiled model against its bound, against no sharing and against StaticPlanBlockMemory."""
     imported = tvmx.import_onnx(str(model.path), shapes=model.shapes, constants=model.constants or None)
     result = tvmx.compile(imported, folder / f"{model.name}.so", threads=1)
+    inputs = model.random_inputs(np.random.default_rng(0))
     with GraphExecutor(result.path, threads=1) as executor:
         arena, bound = executor.arena_bytes, executor.arena_lower_bound
+        executor(inputs)
+        assert executor._library is not None
+        scratch = int(executor._library.pool_scratch(executor._pool))
         unshared = executor.manifest.entries["main"].arena.unshared_bytes or 0
     return {"model": model.name, "arena": arena, "lower_bound": bound, "ratio": round(arena / max(bound, 1), 4),
             "model_order": in_model_order(result.graph), "unshared": unshared,
-            "saved": round(1 - arena / max(unshared, 1), 3), "tvm": tvm_arena(imported)}  # fmt: skip
+            "saved": round(1 - arena / max(unshared, 1), 3), "tvm": tvm_arena(imported), "scratch": scratch,
+            "onnxruntime": ort_arena(model.path, {**inputs, **(model.constants or {})})}  # fmt: skip
 
 
 def in_model_order(graph: Any) -> int:

@@ -41,6 +41,7 @@ def test_profile_leaves_runs_as_they_were(library):
     with GraphExecutor(library) as ex:
         want = ex({"x": _x()})["y"]
         ex.profile(runs=3)
+        np.testing.assert_array_equal(ex.get_output("y"), want, err_msg="of the profiled runs themselves")
         np.testing.assert_array_equal(ex({"x": _x()})["y"], want)
 
 

@@ -35,7 +35,7 @@ def debug_program(program: GraphProgram | CudaProgram) -> dict[str, Array]:
             failures.append(error)
 
     callback = AfterNode(after)
-    program.hooked(None, callback)
+    program.hooked(callback)
     if failures:
         raise failures[0]
     for info in entry.inputs:

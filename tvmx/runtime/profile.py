@@ -134,8 +134,7 @@ def profile_program(program: GraphProgram, library: Library, pool: int, threads:
     program.run()
     stamps = np.zeros((max(1, runs), count + 1), np.int64)
     began, began_ticks = time.perf_counter(), library.ticks()
-    for row in stamps:
-        program.hooked(row)
+    program.stamped(stamps)
     seconds_per_tick = (time.perf_counter() - began) / max(1, library.ticks() - began_ticks)
     spent = np.diff(stamps, axis=1) * seconds_per_tick
     medians = np.median(spent, axis=0) if count else np.zeros(0)
