@@ -8,7 +8,6 @@ from tvm import relax
 from tvm.relax import op as R
 
 from tests.passes.qdq.helpers import HOSTS, codes, module, native, run
-from tvmx.passes.legalize.lookup import can_look_up
 
 
 def q(emit, x, scale, zero, dtype="uint8"):
@@ -24,10 +23,10 @@ def rounded(x, scale, zero, low=0, high=255):
     return np.clip(np.rint(x / np.float32(scale)) + zero, low, high)
 
 
-@pytest.mark.skipif(not can_look_up(native()), reason="this CPU has no byte permutation of 512 bits")
+@pytest.mark.parametrize("target", [native(), *HOSTS], ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("shape", [(1, 16, 16, 16), (3, 11, 131)])
-def test_a_chain_of_roundings_is_one_table(shape, dtype):
+def test_a_chain_of_roundings_is_one_table(shape, dtype, target):
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     array = codes(np.random.default_rng(0), shape, dtype)
     three, sixth = relax.const(np.float32(3)), relax.const(np.float32(1 / 6))
@@ -39,7 +38,7 @@ def test_a_chain_of_roundings_is_one_table(shape, dtype):
         scaled = emit(R.multiply(dq(emit, product, 0.2, 3), sixth))
         return dq(emit, q(emit, scaled, 0.04, 5, dtype), 0.04, 5)
 
-    found, rules = run(module([(shape, dtype)], body), native(), [array])
+    found, rules = run(module([(shape, dtype)], body), target, [array])
     x = (array.astype(np.float32) - 7) * np.float32(0.05)
     gate = rounded(np.clip(x + np.float32(3), 0, 6), 6 / 255, low, low, high)
     product = x * ((gate - low) * np.float32(6 / 255)).astype(np.float32)

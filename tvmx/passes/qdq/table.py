@@ -4,7 +4,7 @@ quantize(f(dequantize(q)))  →  table[q]      f: element-wise operators and sca
 
 Quantisers put Q and DQ around every operator of an activation function (HardSwish as five of them, a learned scale and
 shift); each rounds, so the chain cannot be computed in floats at once. A table holds exactly what the chain gives for
-each of the 256 codes, and a permutation of bytes looks up 64 of them in four instructions.
+each of the 256 codes, and permutations of bytes look up a vector of them at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tvmx.passes.constants import as_array, as_constant
 from tvmx.passes.fold import EVALUATORS
-from tvmx.passes.legalize.lookup import can_look_up
+from tvmx.passes.legalize.lookup import shortest_chain
 from tvmx.passes.qdq.params import RANGE, QParams, dequantize_array, qparams
 from tvmx.passes.qdq.requantize import RESHAPES
 from tvmx.passes.rewrite import Events, dims_of, dtype_of, op_name
@@ -40,11 +40,13 @@ def _sigmoid(call: Any, args: list[Array]) -> Array:
 
 
 def _erf(call: Any, args: list[Array]) -> Array:
-    return np.array([math.erf(v) for v in args[0].ravel()], np.float32).reshape(args[0].shape)
+    values: Array = np.array([math.erf(v) for v in args[0].ravel()], np.float32).reshape(args[0].shape)
+    return values
 
 
 def _leaky(call: Any, args: list[Array]) -> Array:
-    return np.where(args[0] > 0, args[0], args[0] * np.float32(call.attrs.alpha))
+    found: Array = np.where(args[0] > 0, args[0], args[0] * np.float32(call.attrs.alpha))
+    return found
 
 
 _ELEMENTWISE = (
@@ -71,17 +73,18 @@ class Chain:
 
 
 def tabulate(target: Target, events: Events) -> Any:
-    """The pass; it does nothing for a target without a byte permutation. What it replaced is added to `events`."""
+    """The pass; it does nothing for a target that cannot look up bytes. What it replaced is added to `events`."""
     import tvm
     from tvm import relax
 
     def run(mod: Any, _: Any) -> Any:
-        if not can_look_up(target):
+        least = shortest_chain(target)
+        if least is None:
             return mod
         mod = mod.clone()
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                found = _chains(func)
+                found = _chains(func, least)
                 if found:
                     walker = _walker()(mod, found, target)
                     after = walker.visit_expr(func)
@@ -94,8 +97,8 @@ def tabulate(target: Target, events: Events) -> Any:
     return tvm.transform.module_pass(run, opt_level=0, name="tvmx.Tabulate")
 
 
-def _chains(func: Any) -> dict[Any, Chain]:
-    """The quantize bindings that a table replaces."""
+def _chains(func: Any, least: int) -> dict[Any, Chain]:
+    """The quantize bindings that a table replaces: `least` operators or more from their root."""
     chains: dict[Any, Chain] = {}
     scalars: dict[Any, Array] = {}
     found: dict[Any, Chain] = {}
@@ -119,7 +122,7 @@ def _chains(func: Any) -> dict[Any, Chain]:
             if chain is None or dims_of(var) != dims_of(chain.root):
                 continue
             chains[var] = chain
-            if name == "quantize" and chain.steps > 2 and _size(var) >= MIN_ELEMENTS:
+            if name == "quantize" and chain.steps >= least and _size(var) >= MIN_ELEMENTS:
                 found[var] = chain
     return found
 
