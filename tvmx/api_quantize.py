@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -34,23 +35,28 @@ from tvmx.quantize import (
 )
 from tvmx.quantize.balance import add_peaks, balance, balanceable
 from tvmx.quantize.bias_correction import corrected_biases
+from tvmx.quantize.cost import CostHook, measured
 from tvmx.quantize.data import Feed, Source
 from tvmx.quantize.equalize import equalize
-from tvmx.quantize.graph import Array, OnnxGraph
+from tvmx.quantize.graph import Array, OnnxGraph, node_name
 from tvmx.quantize.metrics import Metric
 from tvmx.quantize.moments import MomentCollector
 from tvmx.quantize.observers import DEFAULT_OBSERVER
+from tvmx.quantize.placement import HEAVY
 from tvmx.quantize.quantizer import Draft, draft
+from tvmx.quantize.scheme import ResolvedScheme
 from tvmx.quantize.sensitivity import Sensitivity, SwitchedRuns, analyse
 from tvmx.quantize.settings import QuantizeConfig
 from tvmx.quantize.switched import switchable, switched_model
-from tvmx.target import Target, resolve
+from tvmx.quantize.timing import case_of, measure_cases
+from tvmx.target import Target, cpu_features, cpu_model, detect_host, resolve
 
 log = logging.getLogger(__name__)
 
 MEASURED_SAMPLES = 32
 BALANCED_SAMPLES = 16
 CORRECTED_SAMPLES = 4  # a run for each of them and each layer
+PROFILED_RUNS = 20  # of every layer, where its speed is measured
 MAX_SHAPES = 8  # programs compiled for one calibration; each takes seconds
 
 
@@ -166,7 +172,8 @@ class _Job:
                 peaks, data = _channel_peaks(graph, data, target)
             proto, count = balance(graph, peaks)
             log.info("%s: %d convolutions balanced", name, count)
-        plan = make_plan(proto, name, config.scheme.for_target(target), target, fixed)
+        scheme = config.scheme.for_target(target)
+        plan = make_plan(proto, name, scheme, target, fixed, _cost_hook(proto, scheme, target, fixed, config))
         adaptive = config.scheme.rounding == "adaptive"
         return cls(plan, target, data, known, peaks if config.scheme.balance else {}, adaptive)
 
@@ -237,6 +244,45 @@ class _Job:
             raise ConfigError("the model has no float32 output to measure accuracy by")
         runs = SwitchedRuns(run, self.samples, placement, outputs, shown)
         return analyse(runs, placement, config.metric, max_drop)
+
+
+def _cost_hook(
+    proto: ModelProto,
+    scheme: ResolvedScheme,
+    target: Target,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: QuantizeConfig,
+) -> CostHook | None:
+    """What `measure_speed` found of each layer, as a cost hook; None where it is off or this machine is another."""
+    if not config.measure_speed or scheme.scheme.prefer == "size":
+        return None
+    if not target.features <= cpu_features() or target.arch != detect_host().arch:
+        raise ConfigError(f"measure_speed runs layers, and this machine cannot run code for {target.name}")
+    graph = OnnxGraph(proto, shapes)
+    cases = {
+        node_name(node): case
+        for node in graph.nodes
+        if node.op_type in HEAVY and (case := case_of(graph, node, scheme.weight_limit)) is not None
+    }
+    machine = f"{cpu_model()} {target.threads} {' '.join(sorted(target.needed_features()))}"
+    log_path = None if config.speed_log is None else Path(config.speed_log)
+    times = measure_cases(cases.values(), lambda program: _kernel_seconds(program, target), log_path, machine)
+    return measured({name: times[case.key] for name, case in cases.items() if case.key in times})
+
+
+def _kernel_seconds(program: ModelProto, target: Target) -> list[float]:
+    """Seconds of each product and convolution of a program, in its order."""
+    from tvmx.api import compile as compile_model
+    from tvmx.runtime import GraphExecutor
+
+    with tempfile.TemporaryDirectory(prefix="tvmx-layers-") as folder:
+        config = CompileConfig(planner_budget_s=0.2)
+        path = compile_model(program, Path(folder) / "layers.so", target=target, config=config).path
+        with GraphExecutor(path, threads=target.threads) as executor:
+            for info in executor.inputs:
+                executor.set_input(info.name, np.ones([int(d) for d in info.shape], info.dtype))
+            kernels = executor.profile(PROFILED_RUNS).kernels
+    return [k.seconds for k in kernels if re.search(r"matmul|conv[123]d", k.kernel)]
 
 
 def _channel_peaks(graph: OnnxGraph, data: Iterator[Feed], target: Target) -> tuple[dict[str, Array], Iterator[Feed]]:

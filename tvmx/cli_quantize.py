@@ -48,6 +48,8 @@ def add_commands(
     sub.add_argument("--max-drop", type=float, metavar="SHARE", help="keep layers in float until at most this is lost")
     sub.add_argument("--metric", help="accuracy for --max-drop: auto, top1, cosine or sqnr")
     sub.add_argument("--measure", action="store_true", help="measure the SQNR of each layer by running")
+    sub.add_argument("--measure-speed", action="store_true", help="leave in float what measures slower in int8")
+    sub.add_argument("--speed-log", metavar="FILE", help="file that keeps the layers' times, with --measure-speed")
     sub.add_argument("--report", metavar="FILE.json", help="write the report")
     sub.add_argument("--log", help="tuning log folder, for a .so")
 
@@ -136,6 +138,8 @@ def _quantize_settings(arguments: argparse.Namespace) -> QuantizeConfig:
         "max_drop": arguments.max_drop,
         "metric": arguments.metric,
         "measure": arguments.measure or None,
+        "measure_speed": arguments.measure_speed or None,
+        "speed_log": arguments.speed_log,
     }
     return dataclasses.replace(config, scheme=scheme, **{k: v for k, v in rest.items() if v is not None})
 

@@ -116,7 +116,8 @@ def _too_costly(plan: Plan, target: Target, hook: CostHook) -> dict[str, str]:
     for layer in plan.placement.layers:
         if layer.op not in HEAVY or plan.scheme.scheme.precision_of(layer.name, layer.op) == "int8":
             continue
-        sizes = layer_cost(plan.graph, plan.graph.nodes[layer.node], plan.placement.rounded)
+        node, limit = plan.graph.nodes[layer.node], plan.scheme.weight_limit
+        sizes = layer_cost(plan.graph, node, plan.placement.rounded, layer.name, limit)
         reason = hook(sizes, target) if sizes is not None else None
         if reason is not None:
             return {layer.name: reason}

@@ -35,6 +35,8 @@ class QuantizeConfig:
     max_drop: float | None = None
     metric: str | Metric = "auto"
     measure: bool = False  # SQNR of each layer by running, as max_drop does too
+    measure_speed: bool = False  # layers' times decide which stay in float, in place of a model of them
+    speed_log: str | None = None  # file of measured times, read and added to
     scheme: Scheme = field(default_factory=Scheme)
     image: Preprocess | None = None
 

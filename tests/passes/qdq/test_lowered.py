@@ -7,7 +7,8 @@ import pytest
 from tvm import relax
 from tvm.relax import op as R
 
-from tests.passes.qdq.helpers import HOSTS, codes, module, native, run
+from tests.passes.qdq.helpers import HOSTS, codes, conv_sums, module, native, run
+from tvmx.target import PRESETS, cpu_features
 
 
 def q(emit, x, scale, zero, dtype="uint8"):
@@ -192,3 +193,23 @@ def test_attention_products_read_codes_through_their_transposes(axes):
     x = x if axes[0] is None else x.transpose(axes[0])
     np.testing.assert_allclose(found, np.matmul(x, y.transpose(axes[1])) * 0.125, rtol=1e-6)
     assert "cpu.dot_matmul" in rules
+
+
+@pytest.mark.parametrize("name", ["x86_64-avx2", "x86_64-avx512-vnni"])
+def test_a_convolution_stays_in_float_where_winograd_is_faster(name):
+    target = PRESETS[name]
+    if not target.features <= cpu_features():
+        pytest.skip(f"this machine is no {name}")
+    rng = np.random.default_rng(9)
+    array, weights = codes(rng, (1, 28, 28, 64), "uint8"), codes(rng, (3, 3, 64, 64), "int8")
+
+    def body(emit, v):
+        w = dq(emit, relax.const(weights), np.full(64, 0.01), np.zeros(64, np.int8), 3)
+        made = R.nn.conv2d(dq(emit, v, 0.02, 7), w, padding=[1] * 4, data_layout="NHWC", kernel_layout="HWIO")
+        return q(emit, emit(made), 3.0, 128)
+
+    found, rules = run(module([((1, 28, 28, 64), "uint8")], body), target, [array])
+    exact = conv_sums(array.astype(np.int64) - 7, weights, pads=(1, 1, 1, 1)) * (0.01 * 0.02 / 3.0)
+    assert np.abs(found.astype(int) - rounded(exact, 1, 128)).max() <= 1
+    assert ("cpu.conv2d_winograd" in rules) == (name == "x86_64-avx2")
+    assert ("cpu.dot_conv" in rules) == (name != "x86_64-avx2")

@@ -18,13 +18,13 @@ from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.passes.legalize.dot_unit import DotUnit, bf16_unit, unit_of
+from tvmx.passes.legalize.integer_model import NARROW_DOT
 from tvmx.passes.legalize.integer_te import IntegerProduct
 from tvmx.target import Target
 
 BYTES = ("int8", "uint8")
 WEIGHTS = ("int8", "int16")
 SHORT = "bfloat16"
-NARROW_DOT = 1.0  # a dot-product step of half a vector takes as long as one of a full vector
 
 
 def legalizers(target: Target, before: Callable[[Any], Any]) -> dict[str, Callable[[Any, Any], Any]]:

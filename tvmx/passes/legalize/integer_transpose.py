@@ -11,6 +11,7 @@ from tvmx.passes.legalize import matmul as float_matmul
 from tvmx.passes.legalize.conv import constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
 from tvmx.passes.legalize.dot_unit import unit_of
+from tvmx.passes.legalize.integer_model import NARROW_DOT
 from tvmx.target import Target
 
 
@@ -18,7 +19,7 @@ def legalize(bb: Any, call: Any, target: Target) -> Any:
     """R.nn.conv2d_transpose of int16(codes) - zero by int8 weights, as the qdq phase writes it; None for another."""
     from tvm import relax
 
-    from tvmx.passes.legalize.integer import BYTES, NARROW_DOT, codes_of, correction_of, offset_of
+    from tvmx.passes.legalize.integer import BYTES, codes_of, correction_of, offset_of
 
     attrs = call.attrs
     if str(call.ty.dtype) != "int32":

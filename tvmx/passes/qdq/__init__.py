@@ -14,7 +14,7 @@ from tvmx.target import Target
 
 def rules(target: Target) -> tuple[RewriteRule, ...]:
     """All rules, in the order in which they are tried at one call."""
-    return (*move.RULES, *gather.RULES, *_signs(target), *integer.RULES, *weight_only.RULES, *requantize.RULES)
+    return (*move.RULES, *gather.RULES, *_signs(target), *integer.rules(target), *weight_only.RULES, *requantize.RULES)
 
 
 def _signs(target: Target) -> tuple[RewriteRule, ...]:

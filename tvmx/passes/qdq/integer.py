@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 
 from tvmx.passes.constants import as_array, as_constant
+from tvmx.passes.legalize.dot_unit import fits_pairs
+from tvmx.passes.legalize.integer_model import Work, float_cycles, integer_cycles, widening_cycles
 from tvmx.passes.qdq.params import RANGE, Dequantized, QParams, dequantized, fits
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of
+from tvmx.target import Target
 
 EXACT_FLOAT = 1 << 24
 MIN_TRANSPOSED = 8  # channels of a transposed convolution's result
 
 
-def integer_conv(scope: Scope, call: Any) -> Any:
-    """conv2d over NHWC."""
+def integer_conv(scope: Scope, call: Any, target: Target) -> Any:
+    """conv2d over NHWC. Where `target` has a float32 kernel that is clearly faster, the rounded values are multiplied
+    in float32 instead: what Q and DQ mean stays as it is."""
     from tvm import relax
 
     x, w = (dequantized(scope, a) for a in call.args)
@@ -50,6 +54,9 @@ def integer_conv(scope: Scope, call: Any) -> Any:
         return Refusal("a depthwise window of more than 2^24 is not exact")
     if bound >= 1 << 31:
         return Refusal("the sums may leave int32")
+    slower = _slower(scope, call, x, weights, target)
+    if slower is not None:
+        return slower
     data, params = x.codes, x.params
     pads = [int(p) for p in attrs.padding]
     if any(pads):
@@ -70,6 +77,29 @@ def integer_conv(scope: Scope, call: Any) -> Any:
     )
     offset = -int(params.zero) * weights.sum((0, 1, 2))
     return _scaled(scope, sums, offset, params.scale.astype(np.float64) * scale.astype(np.float64))
+
+
+FLOAT_GAIN = 1.25  # by the model, before codes are widened for a float32 kernel
+
+
+def _slower(scope: Scope, call: Any, x: Dequantized, weights: np.ndarray, target: Target) -> Refusal | None:
+    """Only Winograd beats integers, and only without a unit that adds four products a lane and step."""
+    if target.kind != "cpu":
+        return None
+    attrs = call.attrs
+    ones = (*attrs.strides, *attrs.dilation, attrs.groups)
+    before, after = dims_of(x.codes), dims_of(call)
+    kh, kw, depth, channels = weights.shape
+    if (kh, kw) != (3, 3) or any(int(v) != 1 for v in ones) or before is None or after is None:
+        return None
+    small = fits(weights, "int8") and fits_pairs(weights)
+    inputs = int(np.prod(before))
+    work = Work(after[0], after[1], after[2], depth, channels, (3, 3), inputs=inputs, weights=weights.size, small=small)
+    wide = float_cycles(work, target) + widening_cycles(inputs, target)
+    narrow = integer_cycles(work, target)
+    if narrow <= wide * FLOAT_GAIN:
+        return None
+    return Refusal(f"slower than in float32 by the model: {narrow:.0f} cycles against {wide:.0f}")
 
 
 def integer_transpose(scope: Scope, call: Any) -> Any:
@@ -103,7 +133,7 @@ def integer_transpose(scope: Scope, call: Any) -> Any:
         return Refusal("the sums may leave int32")
     sums = scope.emit(
         relax.op.nn.conv2d_transpose(
-            centred(scope, x),
+            centred(scope, x, through=False),
             as_constant(weights.astype("int8" if fits(weights, "int8") else "int16")),
             strides=attrs.strides,
             padding=attrs.padding,
@@ -157,17 +187,17 @@ def _dynamic_matmul(scope: Scope, a: Dequantized, b: Dequantized, scales: np.nda
     return _scaled(scope, sums, np.zeros(1, np.int64), scales)
 
 
-def centred(scope: Scope, x: Dequantized) -> Any:
+def centred(scope: Scope, x: Dequantized, through: bool = True) -> Any:
     """codes - zero in int16; below a transpose of the last two axes, so that the kernel still sees that.
 
-    Another transpose (of heads) moves the codes themselves.
+    Another transpose (of heads), and any with `through` False, moves the codes themselves.
     """
     from tvm import relax
 
     codes, swap = x.codes, None
     transpose = scope.call(codes, "permute_dims")
     rank = len(dims_of(codes) or ())
-    if transpose is not None and rank >= 2:
+    if transpose is not None and rank >= 2 and through:
         axes = transpose.attrs.axes
         order = [*range(rank)][::-1] if axes is None else [int(a) % rank for a in axes]
         if order[-2] == rank - 1:  # what was contiguous is no longer
@@ -282,9 +312,11 @@ def _narrow(scope: Scope, expr: Any) -> Any | None:
     return None
 
 
-RULES = (
-    RewriteRule("integer_conv2d", ("nn.conv2d",), integer_conv),
-    RewriteRule("integer_transpose", ("nn.conv2d_transpose",), integer_transpose),
-    RewriteRule("integer_matmul", ("matmul",), integer_matmul),
-    RewriteRule("matmul_of_casts", ("matmul",), matmul_of_casts),
-)
+def rules(target: Target) -> tuple[RewriteRule, ...]:
+    """The rules of this module, in order."""
+    return (
+        RewriteRule("integer_conv2d", ("nn.conv2d",), lambda scope, call: integer_conv(scope, call, target)),
+        RewriteRule("integer_transpose", ("nn.conv2d_transpose",), integer_transpose),
+        RewriteRule("integer_matmul", ("matmul",), integer_matmul),
+        RewriteRule("matmul_of_casts", ("matmul",), matmul_of_casts),
+    )
