@@ -10,6 +10,7 @@ parallel (groups, blocks of rows, panels)
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvmx_schedules.cpu.blocks import Info, as_int, inspect, leaves
@@ -81,7 +82,7 @@ def dot_conv(sch: Any, target: Target) -> None:
     threads = target.threads if parallel else 1
     source = anchor.block.reads[0].source
     bytes_ = _bytes(source)
-    row_bytes = bytes_ * int(source.shape[1]) * int(source.shape[2]) * int(source.shape[3]) // height
+    row_bytes = bytes_ * math.prod(int(d) for d in source.shape[1:]) // height
     ideal = max(threads * 2 if parallel else 1, batch * height * row_bytes // (target.l2_bytes // 4))
     outer_panels = divisors(panels) if parallel and "pack" not in packs else [1]
     ho, po = split_parallel([(batch * a, b) for a in divisors(height) for b in outer_panels], threads, ideal)

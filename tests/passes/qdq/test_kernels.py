@@ -18,6 +18,8 @@ CONVS = {
         x=(1, 9, 9, 12), w=(3, 3, 6, 10), groups=2, dilation=(2, 2), pads=(2, 1, 2, 1), fill=-5, data="int8"
     ),
     "depthwise": dict(x=(1, 9, 9, 16), w=(3, 3, 1, 16), groups=16, pads=(1, 1, 1, 1), fill=3),
+    "one channel, strided": dict(x=(2, 11, 13, 1), w=(3, 5, 1, 20), strides=(2, 3), pads=(1, 2, 0, 1), fill=9),
+    "one channel, signed": dict(x=(1, 1, 64, 1), w=(1, 16, 1, 24), strides=(1, 8), data="int8"),
     "nine-bit weights": dict(x=(1, 9, 9, 16), w=(5, 3, 16, 16), weight="int16"),
 }
 

@@ -95,8 +95,11 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
     count = integer_te.steps(mine, unit)
     if window.is_pointwise and groups == 1:
         return _pointwise(bb, x, filters[0, 0], unit, offset, target)
-    tile = register_tile(ow, out // groups, kh * kw * count, target, narrow=NARROW_DOT)
-    packed = relax.const(integer_te.pack_filters(filters.astype(unit.weight), tile.panel, unit, groups))
+    flat = channels_of(x) == 1 and kw > 1 and window.dilation[1] == 1
+    taps = filters.reshape(kh, 1, kw, out) if flat else filters
+    steps = kh * integer_te.steps(kw, unit) if flat else kh * kw * count
+    tile = register_tile(ow, out // groups, steps, target, narrow=NARROW_DOT)
+    packed = relax.const(integer_te.pack_filters(taps.astype(unit.weight), tile.panel, unit, groups))
     size = None
     if groups == 1 and not offset and unit.depth == first_layer.CHANNELS:
         needed = integer_te.padded_size((shape[1], shape[2]), window, tile.rows)
@@ -108,9 +111,14 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
         args.append(relax.const(correction_of(filters, offset, tile.panel, groups)))
 
     def compute(a: Any, w: Any, c: Any = None) -> Any:
-        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups, size=size)
+        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups, size=size, flat=flat)
 
     return emit(bb, compute, f"conv2d_{suffix(unit)}", *args)
+
+
+def channels_of(x: Any) -> int:
+    """Of an NHWC tensor."""
+    return int(x.ty.shape[-1])
 
 
 def suffix(unit: DotUnit) -> str:

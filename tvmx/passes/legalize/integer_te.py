@@ -69,6 +69,21 @@ def image(x: Any, unit: DotUnit, offset: int, padding: Padding, rows: int, colum
     return te.compute((n, rows, columns, groups * wide), value, name="pack")
 
 
+def line(x: Any, unit: DotUnit, offset: int, padding: Padding, rows: int, columns: int) -> Any:
+    """x[N, H, W, 1] as rows of bytes [N, rows, columns], `offset` added, padding around."""
+    from tvm import te, tirx
+
+    n, h, w, _ = (int(d) for d in x.shape)
+    top, left = padding.pads[:2]
+
+    def value(b: Any, i: Any, j: Any) -> Any:
+        inside = tirx.all(i >= top, i < h + top, j >= left, j < w + left)
+        fill = tirx.const(padding.value + offset, unit.data)
+        return tirx.if_then_else(inside, convert(x[b, i - top, j - left, 0], unit.data, offset), fill)
+
+    return te.compute((n, rows, columns), value, name="pack")
+
+
 def convert(value: Any, dtype: str, offset: int) -> Any:
     """An 8-bit value plus `offset` in the unit's dtype."""
     from tvm import tirx
@@ -103,11 +118,13 @@ def conv(
     groups: int = 1,
     size: tuple[int, int] | None = None,
     finish: Finish | None = None,
+    flat: bool = False,
 ) -> Any:
     """Integer convolution. x[N, H, W, G·K], packed[P, KH, KW, steps, nb, depth] → int32 [N, OH, OW, channels].
 
     `rows` is the register tile along an output row; `correction` [P·nb] int32 is added to the sums. With `size`, the
-    image's own (H, W), x is padded as the unit reads it already. `finish` makes another output of the sums.
+    image's own (H, W), x is padded as the unit reads it already. `finish` makes another output of the sums. `flat`: x
+    has one channel, and a step of the unit takes neighbouring columns (packed[P, KH, 1, steps, nb, depth]).
     """
     from tvm import te
 
@@ -121,13 +138,20 @@ def conv(
         needed = padded_size((h, w), window, rows)
         plain = not any(window.pads) and needed[0] <= h and needed[1] <= w
         around = Padding((*window.pads[:2], 0, 0), fill)
-        source = image(x, unit, offset, around, *((h, w) if plain else needed), groups)
+        if flat:
+            source = line(x, unit, offset, around, needed[0], (columns - 1) * sw + count * depth)
+        else:
+            source = image(x, unit, offset, around, *((h, w) if plain else needed), groups)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     k, ki = te.reduce_axis((0, count), "k"), te.reduce_axis((0, depth), "ki")
 
     def product(n_: Any, i: Any, j: Any, o: Any) -> Any:
         step = k if groups == 1 else o // width // (panels // groups) * count + k
-        a = source[n_, i * sh + ry * dh, j * sw + rx * dw, step * depth + ki]
+        row = i * sh + ry * dh
+        if flat:
+            a = source[n_, row, j * sw + k * depth + ki]
+        else:
+            a = source[n_, row, j * sw + rx * dw, step * depth + ki]
         b = packed[o // width, ry, rx, k, o % width, ki]
         return te.sum(a.astype(unit.sums) * b.astype(unit.sums), [ry, rx, k, ki])
 
