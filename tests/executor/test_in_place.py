@@ -96,13 +96,13 @@ def test_one_loose_kernel_does_not_loosen_its_neighbours(tmp_path: Any, monkeypa
     first = next(iter(funcs))
     funcs[first] = funcs[first].with_attr("tirx.noalias", False)
     built: list[set[str]] = []
-    build_module = kernels.build_module
+    build_objects = kernels.build_objects
 
-    def spy(module: Any, target: Any) -> Any:
+    def spy(module: Any, *rest: Any) -> Any:
         built.append({v.name_hint for v in module.functions})
-        return build_module(module, target)
+        return build_objects(module, *rest)
 
-    monkeypatch.setattr(kernels, "build_module", spy)
+    monkeypatch.setattr(kernels, "build_objects", spy)
     kernels.compile_kernels(funcs, resolve("native", 1), tmp_path, 1)
     assert {first} in built
     assert set().union(*built) == set(funcs)

@@ -92,10 +92,10 @@ def test_a_kernel_that_nothing_can_build_is_an_error_that_names_it(tmp_path, mon
     from tvmx.executor import kernels
     from tvmx.schedule import fallback
 
-    def fail(mod, target):
+    def fail(*_):
         raise RuntimeError("LLVM says no")
 
-    monkeypatch.setattr(kernels, "build_module", fail)
+    monkeypatch.setattr(kernels, "build_objects", fail)
     monkeypatch.setattr(fallback, "build_module", fail)
     with pytest.raises(CompileError, match=r"kernel .* does not compile: LLVM says no"):
         tvmx.compile(convnet(), tmp_path / "m.so", threads=1)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmx.errors import InputError
+from tvmx.schedule.vectorizer import guarded_target, llvm_options
 from tvmx.target import Target
 
 Arrays = list[np.ndarray]
@@ -134,7 +135,8 @@ def run_in_vm(mod: Any, arrays: Sequence[np.ndarray], target: Target) -> Arrays:
 
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.LegalizeOps(legalizers(target))(mod)  # ours know the NHWC forms that TVM's do not
-        executable = tvm.compile(mod, target.tvm())
+        with llvm_options(guarded=True):  # whatever the kernels are, at this stage: right before fast
+            executable = tvm.compile(mod, guarded_target(target.tvm()))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays))
     return [t.numpy() for t in ([result] if hasattr(result, "numpy") else result)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvmx.errors import CompileError
 from tvmx.executor.in_place import InPlace, read_from_outputs
-from tvmx.schedule.build import build_module
+from tvmx.schedule.build import build_objects
 from tvmx.schedule.fallback import build_error, does_not_compile
 from tvmx.target import Target
 
@@ -100,12 +100,10 @@ def compile_kernels(
     loose = {n: f for n, f in funcs.items() if n not in strict}
     chunks = [c for part in (strict, loose) for c in _chunks(part, max(jobs, min(len(part), 4 * jobs)))]
 
-    def write(index: int, chunk: Mapping[str, Any]) -> Path:
-        path = folder / f"kernels{index}.o"
-        build_module(tvm.IRModule(dict(chunk)), tvm_target).mod.write_to_file(str(path), "o")
-        return path
+    def write(index: int, chunk: Mapping[str, Any]) -> list[Path]:
+        return build_objects(tvm.IRModule(dict(chunk)), tvm_target, folder / f"kernels{index}.o")
 
-    def build(index: int) -> tuple[Path, dict[str, Any]]:
+    def build(index: int) -> tuple[list[Path], dict[str, Any]]:
         try:
             return write(index, chunks[index]), {}
         except Exception as error:  # TVM raises whatever its C++ side threw
@@ -121,7 +119,9 @@ def compile_kernels(
     else:
         with ThreadPoolExecutor(jobs) as pool:
             built = list(pool.map(build, range(len(chunks))))
-    return [path for path, _ in built], {name: func for _, others in built for name, func in others.items()}
+    return [path for paths, _ in built for path in paths], {
+        name: func for _, others in built for name, func in others.items()
+    }
 
 
 def _replacements(

@@ -14,8 +14,9 @@ from tvmx.executor.constants import ConstantPool
 from tvmx.executor.link import VM_EXPORTS, Toolchain, compile_pool, replacing, write_data
 from tvmx.executor.manifest import Bounds, library_manifest
 from tvmx.runtime.seal import seal
-from tvmx.schedule.build import build_context, mark_predicates, partition_symbolic
+from tvmx.schedule.build import any_at_risk, build_context, mark_predicates, partition_symbolic
 from tvmx.schedule.fallback import build_error, plainer
+from tvmx.schedule.vectorizer import guarded_target, llvm_options
 from tvmx.target import Target
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
     log.info("%s: runs through the Relax VM: %s", output.name, reason)
     began = time.perf_counter()
     tools = Toolchain.of(target)
-    executable = _compile(program, target)
+    guarded = any_at_risk(program.mod, target.tvm())
+    executable = _compile_program(program, target)
     entries = {program.entry: _entry(program)}
     manifest = library_manifest(entries, target, 0, "vm", reason)
     with tempfile.TemporaryDirectory(prefix="tvmx-build-") as name:
@@ -59,7 +61,7 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
                 folder,
             )  # fmt: skip
 
-        with replacing(output.absolute()) as made:
+        with replacing(output.absolute()) as made, llvm_options(guarded):
             executable.export_library(str(made), fcompile=join, workspace_dir=str(folder))
             seal(made)
     report = {
@@ -73,16 +75,16 @@ def build_vm_artifact(programs: Sequence[EntryProgram], target: Target, output: 
     return BuildResult(output, None, report)
 
 
-def _compile(program: EntryProgram, target: Target) -> Any:
+def _compile_program(program: EntryProgram, target: Target) -> Any:
     """Relax VM executable; kernels whose schedules do not build get plainer ones. Raises CompileError."""
     try:
-        return _executable(program.mod, target)
+        return _compile(program.mod, target)
     except CompileError as error:
         mod = _with_plainer_kernels(program, target)
         if mod is None:
             raise
         log.debug("the executable was built again with plainer kernels", exc_info=error)
-        return _executable(mod, target)
+        return _compile(mod, target)
 
 
 def _with_plainer_kernels(program: EntryProgram, target: Target) -> Any | None:
@@ -107,11 +109,12 @@ def _with_plainer_kernels(program: EntryProgram, target: Target) -> Any | None:
     return tvm.IRModule(funcs, attrs=program.mod.attrs)
 
 
-def _executable(mod: Any, target: Target) -> Any:
+def _compile(mod: Any, target: Target) -> Any:
     """Relax VM executable. TVM's storage planner is left out: it frees storage that a reshape still aliases."""
     import tvm
     from tvm import relax
 
+    guarded = any_at_risk(mod, target.tvm())
     t = relax.transform
     pipeline = tvm.transform.Sequential(
         [
@@ -131,8 +134,9 @@ def _executable(mod: Any, target: Target) -> Any:
         ]
     )
     try:
-        with build_context():
-            return relax.build(mark_predicates(mod), target=target.tvm(), relax_pipeline=pipeline)
+        with build_context(), llvm_options(guarded):
+            chosen = guarded_target(target.tvm()) if guarded else target.tvm()
+            return relax.build(mark_predicates(mod), target=chosen, relax_pipeline=pipeline)
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CompileError(f"the Relax VM cannot run this model: {reason[-1] if reason else error}") from error

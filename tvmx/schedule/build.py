@@ -3,22 +3,90 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from pathlib import Path
 from typing import Any
+
+from tvmx.schedule.vectorizer import guarded_target, is_at_risk, llvm_options
+
+log = logging.getLogger(__name__)
 
 UNROLL_STEP, UNROLL_EXPLICIT = "pragma_auto_unroll_max_step", "pragma_unroll_explicit"
 _PARTITION = {"partition_const_loop": True}
 
 
 def build_module(mod: Any, target: Any) -> Any:
-    """`tvm.compile` of scheduled kernels for a `tvm.target.Target`.
+    """Scheduled kernels as a callable `tvm.runtime.Executable`, for a `tvm.target.Target` of a CPU.
+
+    A module with Relax functions is built as `tvm.compile` does.
+    """
+    import tvm
+
+    if any(isinstance(f, tvm.relax.Function) for _, f in mod.functions_items()):
+        guarded = any_at_risk(mod, target)
+        with build_context(), llvm_options(guarded):
+            chosen = guarded_target(target) if guarded else target
+            return tvm.compile(partition_symbolic(mark_predicates(mod)), chosen)
+    lowered = lower_module(mod, target)
+    guarded = any(is_at_risk(f) for _, f in lowered.functions_items())
+    return tvm.runtime.Executable(generate(lowered, target, guarded))
+
+
+def build_objects(mod: Any, target: Any, path: Path) -> list[Path]:
+    """Scheduled kernels as object files: `path`, and one beside it for kernels that need the vectoriser's guard."""
+    import tvm
+
+    lowered = lower_module(mod, target)
+    risky = {gv: is_at_risk(f) for gv, f in lowered.functions_items()}
+    made = []
+    for guarded in sorted(set(risky.values())):
+        part = tvm.IRModule({gv: f for gv, f in lowered.functions_items() if risky[gv] == guarded}, attrs=lowered.attrs)
+        made.append(path.with_stem(f"{path.stem}-guarded") if guarded else path)
+        generate(part, target, guarded, made[-1])
+    return made
+
+
+def any_at_risk(mod: Any, target: Any) -> bool:
+    """Whether a kernel of a module needs the vectoriser's guard, or cannot be lowered by itself to say so."""
+    import tvm
+
+    kernels = {
+        gv.name_hint: f.with_attr("global_symbol", gv.name_hint)
+        for gv, f in mod.functions_items()
+        if isinstance(f, tvm.tirx.PrimFunc)
+    }
+    try:
+        return any(is_at_risk(f) for _, f in lower_module(tvm.IRModule(kernels), target).functions_items())
+    except Exception:  # TVM raises whatever its C++ side threw; what is wrong shows when the module is built
+        log.debug("kernels of a module cannot be lowered by themselves", exc_info=True)
+        return True
+
+
+def lower_module(mod: Any, target: Any) -> Any:
+    """Scheduled kernels as LLVM's code generator takes them.
 
     Bounds checks that a split leaves are marked `likely`, so that LoopPartition makes the last, partial iteration a
     loop of its own: otherwise each vector loop with a tail would run lane by lane.
     """
     import tvm
+    from tvm import tirx
 
     with build_context():
-        return tvm.compile(partition_symbolic(mark_predicates(mod)), target)
+        bound = tirx.transform.BindTarget(target.with_host(target))(partition_symbolic(mark_predicates(mod)))
+        pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+        lowered = finalize()(pipeline(bound))
+        return tvm.tirx.transform.SkipAssert()(lowered)
+
+
+def generate(lowered: Any, target: Any, guarded: bool, path: Path | None = None) -> Any:
+    """Machine code of lowered kernels as a `tvm.runtime.Module`, written to `path` where one is given."""
+    import tvm
+
+    with llvm_options(guarded):
+        module = tvm.get_global_func("target.build.llvm")(lowered, guarded_target(target) if guarded else target)
+        if path is not None:
+            module.write_to_file(str(path), "o")
+        return module
 
 
 def build_context() -> Any:
