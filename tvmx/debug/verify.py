@@ -135,8 +135,10 @@ def run_in_vm(mod: Any, arrays: Sequence[np.ndarray], target: Target) -> Arrays:
 
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.LegalizeOps(legalizers(target))(mod)  # ours know the NHWC forms that TVM's do not
-        with llvm_options(guarded=True):  # whatever the kernels are, at this stage: right before fast
+    # Whatever the kernels are at this stage: right before fast. The first call generates code, too.
+    with llvm_options(guarded=True):
+        with target.tvm(), tvm.transform.PassContext(opt_level=3):
             executable = tvm.compile(mod, guarded_target(target.tvm()))
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays))
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays))
     return [t.numpy() for t in ([result] if hasattr(result, "numpy") else result)]

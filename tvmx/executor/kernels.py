@@ -119,9 +119,8 @@ def compile_kernels(
     else:
         with ThreadPoolExecutor(jobs) as pool:
             built = list(pool.map(build, range(len(chunks))))
-    return [path for paths, _ in built for path in paths], {
-        name: func for _, others in built for name, func in others.items()
-    }
+    replaced = {name: func for _, others in built for name, func in others.items()}
+    return [path for paths, _ in built for path in paths], replaced
 
 
 def _replacements(

@@ -1,13 +1,13 @@
 """The guard against LLVM 22's loop vectoriser, which miscompiles some indices modulo a power of two.
 
 `i % 4` becomes `zext(trunc i to i2)`, which the vectoriser takes for an affine access once it has checked that the two
-bits do not wrap, and that check is lost: `x[i % 3, j % 4, k % 5]` reads past `x` on AVX-512. It needs such an index in a
-loop that the vectoriser sees, so kernels that hold one, few, are built with the vectoriser off; our schedules vectorise
-explicitly. The others keep it: it is good at gathers and masked copies (Pad takes 2.7 times as long without it, GELU of
-one operator 14 times).
+bits do not wrap, and that check is lost: `x[i % 3, j % 4, k % 5]` reads past `x` on AVX-512. The few kernels that hold
+such an index in a loop that the vectoriser may see are built without it; our schedules vectorise explicitly. The others
+keep it: it is good at gathers and masked copies (Pad takes 2.7 times as long without it).
 
 LLVM's options belong to the process. TVM sets those of a target while it generates code for it and puts back what it
-found, so code generation with an option runs alone, and any number without one side by side.
+found, so code generation with an option runs alone, and any number without one side by side. The first call of a module
+in this process generates code too.
 """
 
 from __future__ import annotations
