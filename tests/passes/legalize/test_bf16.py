@@ -80,3 +80,19 @@ def test_conv(channels, kernel, groups):
     found, rules = run(module([((1, 9, 10, channels), "float32")], body), native(), [x])
     assert any(rule in rules for rule in ("cpu.dot_conv", "cpu.dot_matmul"))
     close(found, x, w, conv)
+
+
+def test_a_fractional_padding_stays_what_it_is():
+    x, w = values(6, 1, 5, 6, 8), values(7, 3, 3, 8, 16)
+    weight = relax.const(tvm.runtime.tensor(w.astype(BF16)))
+
+    def body(emit, v):
+        padded = emit(R.nn.pad(narrow(emit, v), [0, 0, 1, 1, 1, 1, 0, 0], "constant", 1.5))
+        return R.nn.conv2d(padded, weight, data_layout="NHWC", kernel_layout="HWIO", out_dtype="float32")
+
+    def conv(a, b):
+        a = np.pad(a, [(0, 0), (1, 1), (1, 1), (0, 0)], constant_values=1.5)
+        return sum(a[:, i : i + 5, j : j + 6] @ b[i, j] for i in range(3) for j in range(3))
+
+    found, _ = run(module([((1, 5, 6, 8), "float32")], body), native(), [x])
+    close(found, x, w, conv)

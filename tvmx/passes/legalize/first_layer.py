@@ -98,7 +98,7 @@ def _kernel(
 
     n, channels, h, w = shape
     (rows, columns), (top, left) = size, start
-    border = sum(fill << 8 * c for c in range(channels))
+    border = int.from_bytes(bytes([fill] * channels), "little", signed=channels == CHANNELS)
 
     def spread(value: Any) -> Any:
         return T.broadcast(value, PIXELS)

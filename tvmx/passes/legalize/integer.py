@@ -135,9 +135,10 @@ def through_padding(bb: Any, x: Any, pads: tuple[int, ...]) -> tuple[Any, tuple[
     if any(pads) or not isinstance(bound, Call) or getattr(bound.op, "name", "") != "relax.nn.pad":
         return x, pads, 0
     widths = [int(v) for v in bound.attrs.pad_width]
-    if bound.attrs.pad_mode != "constant" or any(widths[:2]) or any(widths[6:]):
+    value = float(bound.attrs.pad_value)
+    if bound.attrs.pad_mode != "constant" or any(widths[:2]) or any(widths[6:]) or not value.is_integer():
         return x, pads, 0
-    return bound.args[0], (widths[2], widths[4], widths[3], widths[5]), int(bound.attrs.pad_value)
+    return bound.args[0], (widths[2], widths[4], widths[3], widths[5]), int(value)
 
 
 def correction_of(filters: np.ndarray, offset: int, panel: int, groups: int) -> np.ndarray:

@@ -20,12 +20,18 @@ def concat(bb: Any, call: Any, target: Target) -> Any:
     if isinstance(parts, relax.Var):
         parts = bb.lookup_binding(parts)
     shape = static_shape(call)
-    if not isinstance(parts, relax.Tuple) or shape is None or str(call.ty.dtype) not in BYTES or 0 in shape:
+    if (
+        not isinstance(parts, relax.Tuple)
+        or call.attrs.axis is None
+        or shape is None
+        or str(call.ty.dtype) not in BYTES
+        or 0 in shape
+    ):
         return None
     shapes = [static_shape(p) for p in parts.fields]
     if any(s is None or 0 in s for s in shapes):
         return None
-    axis = int(call.attrs.axis or 0) % len(shape)
+    axis = int(call.attrs.axis) % len(shape)
     runs = [math.prod(s[axis:]) for s in shapes if s is not None]
     outer = math.prod(shape[:axis])
     parallel = target.threads > 1 and outer > 1 and math.prod(shape) >= MIN_PARALLEL
