@@ -263,3 +263,15 @@ def test_benchmark_counts_runs(library):
         result = ex.benchmark(repeat=7)
         assert len(result.samples) == 7
         assert 0 < result.min_s <= result.median_s
+
+
+def test_wrong_kinds_of_argument_say_what_is_expected(library):
+    for wrong in ({"threads": "2"}, {"threads": 1.5}, {"threads": 2, "affinity": [0, "1"]}, {"affinity": [1 << 20]}):
+        with pytest.raises(InputError, match=r"threads=|affinity="):
+            GraphExecutor(library, **wrong)
+    with GraphExecutor(library) as ex:
+        with pytest.raises(InputError, match="dict of input name"):
+            ex(_x())
+        ex({"x": _x()})
+        with pytest.raises(InputError, match="no output None"):
+            ex.get_output(None)

@@ -51,7 +51,7 @@ class Description:
         if facts["reason"]:
             lines.append(f"  runs through the Relax VM: {facts['reason']}")
         for name, entry in self.artifact.manifest.entries.items():
-            lines += ["", f"entry {name}", *_entry_lines(entry)]
+            lines += ["", f"entry {name}", *_entry_lines(entry, planned=facts["executor"] != "vm")]
         return "\n".join(lines)
 
 
@@ -105,7 +105,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry_lines(entry: Entry) -> list[str]:
+def _entry_lines(entry: Entry, planned: bool = True) -> list[str]:
     def signature(tensors: Any) -> str:
         return ", ".join(f"{t.name}: {t.dtype}[{','.join(map(str, t.shape))}]" for t in tensors)
 
@@ -113,7 +113,9 @@ def _entry_lines(entry: Entry) -> list[str]:
     for check in entry.checks:
         lines.append(f"  checks   {check.input} in [{check.low}, {check.high}] for {check.node}")
     arena = entry.arena
-    if arena.bytes is None:
+    if not planned:
+        lines.append("  arena    none: the Relax VM allocates each tensor as it runs")
+    elif arena.bytes is None:
         lines.append(f"  arena    {len(arena.buffers)} buffers, planned at run time for each shape")
     else:
         unshared = arena.unshared_bytes or 0

@@ -86,8 +86,9 @@ class GraphExecutor:
             )
         check_machine(artifact)
         self.manifest: Manifest = artifact.manifest
-        if threads is not None and not 1 <= threads <= 1024:
-            raise InputError(f"threads={threads}: use 1 to 1024")
+        if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 1024):
+            raise InputError(f"threads={threads!r}: use 1 to 1024")
+        _check_affinity(affinity)
         self.threads = threads or max(1, min(self.manifest.threads, usable_cores()))
         public = self.manifest.public_entries
         if entry is not None and entry not in public:
@@ -135,6 +136,8 @@ class GraphExecutor:
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run on `inputs` (name → array); returns name → array, owned by the caller. Raises InputError."""
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"inputs are a {type(inputs).__name__}; give a dict of input name to array")
         with self._lock:
             program = self._current if len(self._choices) == 1 else self._pick(inputs)
             program.feed(inputs)
@@ -157,8 +160,8 @@ class GraphExecutor:
             if which not in names:
                 raise InputError(f"no output {which!r}; the model has {', '.join(map(repr, names))}")
             which = names.index(which)
-        elif not -len(names) <= which < len(names):
-            raise InputError(f"no output {which}; the model has {len(names)}")
+        elif not isinstance(which, int) or not -len(names) <= which < len(names):
+            raise InputError(f"no output {which!r}; the model has {len(names)}")
         result = self._current.results()[which]
         return result.copy() if copy else result
 
@@ -267,6 +270,15 @@ class GraphExecutor:
                 self._open = self._program(name)
                 break
         return self._current
+
+
+def _check_affinity(affinity: Sequence[int] | None) -> None:
+    for cpu in affinity or ():
+        if not isinstance(cpu, int) or cpu >= (os.cpu_count() or 1):
+            raise InputError(
+                f"affinity={list(affinity or ())}: {cpu!r} is no CPU of this machine; use numbers below "
+                f"{os.cpu_count()}, negative ones pin nothing"
+            )
 
 
 def _fits(entry: Entry, shapes: Mapping[str, Any]) -> bool:
