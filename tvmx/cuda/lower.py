@@ -75,6 +75,7 @@ def device_passes() -> list[Any]:
     from tvm import s_tir, tirx
 
     from tvmx.cuda.async_copy import inject_async_copy
+    from tvmx.cuda.bool_vectors import unroll_bool_vectors
     from tvmx.cuda.permuted import compact_allocation, permute_shared
     from tvmx.cuda.vector_predicates import vector_predicates
 
@@ -101,6 +102,7 @@ def device_passes() -> list[Any]:
         tirx.transform.NarrowDataType(32),
         s_tir.transform.LoopPartition(),
         vector_predicates(),
+        unroll_bool_vectors(),
         tirx.transform.VectorizeLoop(True),
         s_tir.transform.InjectVirtualThread(),
         s_tir.transform.InjectDoubleBuffer(),

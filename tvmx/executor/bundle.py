@@ -45,6 +45,8 @@ def write_bundle(artifact: str | os.PathLike[str], folder: str | os.PathLike[str
     _write_python(read, target / "python", library)
     if read.manifest.executor == "vm":
         _copy_vm_runtime(target)
+    if read.manifest.executor == "cuda":
+        _copy([_EXECUTOR / "tvmx_cuda.h"], target / "include")
     if cpp:
         _copy([_EXECUTOR / "tvmx_abi.h"], target / "include")
         (target / "include" / "tvmx_model.h").write_text(model_header(read), encoding="utf-8")
@@ -120,6 +122,8 @@ def _cpp_obstacle(artifact: Artifact) -> str | None:
     manifest = artifact.manifest
     if manifest.executor == "vm":
         return "it runs through the Relax VM"
+    if manifest.executor == "cuda":
+        return "it runs on a GPU, and include/tvmx_cuda.h is its C interface"
     if manifest.branches:
         return "it chooses between programs while running"
     for entry in manifest.entries.values():
@@ -182,6 +186,8 @@ def _readme(artifact: Artifact, library: str) -> str:
         "|---|---|",
         f"| lib/{library} | the model: kernels, parameters, thread pool; needs libc, libm and pthreads only |"
         if manifest.executor == "graph"
+        else f"| lib/{library} | the model: machine code for the GPU, parameters; needs libc and an NVIDIA driver |"
+        if manifest.executor == "cuda"
         else f"| lib/ | the model and TVM's runtime, which its virtual machine needs ({manifest.reason}) |",
         "| python/run_model.py | run it from Python with numpy: `python python/run_model.py [input.npy ...]` |",
         "| python/tvmx/ | the runtime that the loader imports; put python/ on PYTHONPATH to use it |",

@@ -104,6 +104,7 @@ static const char* advice(int code) {
     case 3: case 803: case 804: return "the driver does not work on this machine: check nvidia-smi, or update it";
     case 100: return "no NVIDIA GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES";
     case 101: return "use a device that nvidia-smi lists";
+    case 200: return "the NVIDIA driver is older than the compiler: update it";
     case 209: case 218: return "compile the model for this GPU";
     case 222: return "the NVIDIA driver is older than the compiler: update it, or compile the model for this very GPU";
     case 900: case 901: case 906: return "this is not possible while a stream is being captured";

@@ -64,6 +64,7 @@ def build_cuda_artifact(
         began = time.perf_counter()
         table, facts = write_images(folder / "images.bin", code)
         places = {k.name: i for i, k in enumerate(table)}
+        assert len(places) == len(table), "two kernels of one name"
         parts, entries = [], {}
         for program, plan in zip(programs, plans):
             offsets = constants.add(plan.graph.constants)

@@ -12,13 +12,15 @@ from typing import Any
 
 from tvmx.cuda.images import Image, compile_image
 from tvmx.cuda.lower import DeviceProgram, lower_kernel
-from tvmx.cuda.nvcc import Resources
+from tvmx.cuda.nvcc import Resources, cuda_compiler
 from tvmx.errors import CompileError
 from tvmx.schedule.registry import Scheduled, apply_rule, rules_for
 from tvmx.schedule.workload import Workload
 from tvmx.target import Target
 
 log = logging.getLogger(__name__)
+
+MAX_GRID_X, MAX_GRID_YZ, MAX_THREADS = 2**31 - 1, 65535, 1024
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,21 @@ def compile_device(
         try:
             for symbol, func in funcs.items():
                 before = time.perf_counter()
-                program, rule = _lower(symbol, func, unscheduled.get(symbol), target)
-                programs[symbol] = program
-                if rule is not None:
-                    rules[symbol] = rule
+                program = programs[symbol] = _lowered(symbol, func, unscheduled.get(symbol), target, rules)
                 lowering += time.perf_counter() - before
                 if source_folder is not None:
                     source_folder.mkdir(parents=True, exist_ok=True)
                     (source_folder / f"{symbol}.cu").write_text(program.source)
                 waiting[symbol] = pool.submit(compile_image, program.source, arch_of(target), symbol)
-            images = {symbol: done.result() for symbol, done in waiting.items()}
+            images = {}
+            for symbol, done in waiting.items():
+                try:
+                    images[symbol] = done.result()
+                except CompileError as error:
+                    if unscheduled.get(symbol) is None or cuda_compiler() is None:
+                        raise
+                    found = _replacement(symbol, unscheduled[symbol], target, error)
+                    programs[symbol], rules[symbol], images[symbol] = found
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -89,24 +96,61 @@ def arch_of(target: Target) -> str:
     return f"sm_{target.gpu.sm}"
 
 
-def _lower(symbol: str, func: Any, plain: Unscheduled | None, target: Target) -> tuple[DeviceProgram, str | None]:
+def _lowered(symbol: str, func: Any, plain: Unscheduled | None, target: Target, rules: dict[str, str]) -> DeviceProgram:
+    """The kernel's launches; a plainer schedule's, noted in `rules`, where its own does not lower."""
     try:
-        return lower_kernel(func, target, symbol), None
+        return _launchable(lower_kernel(func, target, symbol), target)
     except CompileError as error:
         if plain is None:
             raise
-        for other in _others(plain, target):
-            try:
-                program = lower_kernel(other.func, target, symbol)
-            except CompileError as also:
-                log.debug("kernel %s: %s does not lower either: %s", symbol, other.rule, also)
-                continue
-            log.warning(
-                "kernel %s: its schedule %s does not lower (%s); %s takes its place, which may be slower",
-                symbol, plain.rule, error, other.rule,
-            )  # fmt: skip
-            return program, other.rule
-        raise
+        program, rules[symbol] = next(_lower_others(symbol, plain, target, error))
+        return program
+
+
+def _replacement(
+    symbol: str, plain: Unscheduled, target: Target, error: CompileError
+) -> tuple[DeviceProgram, str, Image]:
+    """Program, rule and image of a kernel that the CUDA compiler refuses under its own schedule."""
+    for program, rule in _lower_others(symbol, plain, target, error):
+        try:
+            return program, rule, compile_image(program.source, arch_of(target), symbol)
+        except CompileError as also:
+            log.debug("kernel %s: %s does not compile either: %s", symbol, rule, also)
+    raise error
+
+
+def _lower_others(
+    symbol: str, plain: Unscheduled, target: Target, error: CompileError
+) -> Iterator[tuple[DeviceProgram, str]]:
+    """What lowers under other rules, best first; raises `error` in the end."""
+    for other in _others(plain, target):
+        try:
+            program = _launchable(lower_kernel(other.func, target, symbol), target)
+        except CompileError as also:
+            log.debug("kernel %s: %s does not lower either: %s", symbol, other.rule, also)
+            continue
+        log.warning(
+            "kernel %s: its schedule %s cannot be built (%s); %s takes its place, which may be slower",
+            symbol, plain.rule, error, other.rule,
+        )  # fmt: skip
+        yield program, other.rule
+    raise error
+
+
+def _launchable(program: DeviceProgram, target: Target) -> DeviceProgram:
+    """The program itself; raises CompileError for a launch that no device takes."""
+    gpu = target.gpu
+    assert gpu is not None, "a CUDA target"
+    for launch in program.launches:
+        x, y, z = launch.grid
+        if min(x, y, z) < 1 or x > MAX_GRID_X or max(y, z) > MAX_GRID_YZ or launch.threads > MAX_THREADS:
+            raise CompileError(f"{launch.kernel}: no GPU launches {launch.grid} blocks of {launch.block} threads")
+        if launch.shared_bytes > gpu.shared_bytes_per_block:
+            raise CompileError(
+                f"{launch.kernel} needs {launch.shared_bytes} bytes of shared memory a block; {gpu.model} has "
+                f"{gpu.shared_bytes_per_block}"
+            )
+    return program
 
 
 def _others(plain: Unscheduled, target: Target) -> Iterator[Scheduled]:

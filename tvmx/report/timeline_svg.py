@@ -108,7 +108,9 @@ class _Drawing:
         width = max(0.8, wide * self.per_second - 0.6)
         matrix = node.rule.removeprefix("tuned:") in MATRIX_RULES
         room = int((width - 6) / CHARACTER)
-        label = task.name if len(task.name) <= room else task.name[: room - 1] + "…" if room >= 4 else ""
+        label = task.name if len(task.name) <= room else task.name[: room - 1] + "…"
+        if room < 8:  # a few letters tell less than the kernel's number in `tvmx inspect`
+            label = str(index) if len(str(index)) <= room else ""
         tip = (
             f"{index}: {task.name}\n{self.line.starts[index] * 1e6:.1f} to {self.line.ends[index] * 1e6:.1f} µs, fills "
             f"{task.share:.0%} of the GPU\n{node.rule}, {node.flops / 1e6:.1f} MFLOP"

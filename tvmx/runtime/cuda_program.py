@@ -41,6 +41,7 @@ class DeviceSlot(InputSlot):
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         self.memory: DeviceMemory | None = None
         self.dirty = False  # the host array is not on the device yet
+        self.shared = False  # it is the caller's, who may change it between runs
         self.borrowed: Borrowed | None = None
         self.given = False
 
@@ -51,7 +52,8 @@ class DeviceSlot(InputSlot):
             raise InputError(self._mismatch(array))
         if self.checks:
             self._check_range(array)
-        if copy or not array.flags.c_contiguous:
+        self.shared = not copy and array.flags.c_contiguous
+        if not self.shared:
             own = aligned_array(array.shape, self.dtype)
             np.copyto(own, array)
             array = own
@@ -190,6 +192,8 @@ class CudaProgram:
 
     def hooked(self, marks: Any, after: Any = None) -> None:
         """One run on one stream, with `marks` recorded between nodes, or `after(context, node)` called."""
+        if self._in_flight:
+            self.synchronize()
         self._upload(0)
         self._call.stream = None
         self._call.marks = ctypes.addressof(marks) if marks is not None else None
@@ -247,7 +251,7 @@ class CudaProgram:
             self._in[index] = slot.memory.address
             if slot.borrowed is not None:  # kernels read whole vectors: elsewhere it must be copied
                 self.device.copy(slot.memory.address, slot.borrowed.address, slot.nbytes, ON_DEVICE, stream)
-            elif slot.dirty:
+            elif slot.dirty or slot.shared:
                 assert slot.array is not None
                 self.device.copy(slot.memory.address, slot.array.ctypes.data, slot.nbytes, TO_DEVICE, stream)
                 slot.dirty = False

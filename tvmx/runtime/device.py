@@ -6,6 +6,7 @@ Every driver call is checked in C; what fails is a DeviceError that says what to
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,14 @@ class Device:
 
     def __init__(self, library: LoadedLibrary, ordinal: int, driver: str | None) -> None:
         self._handle = 0
+        self._owned: set[int] = set()
         self._library = library
         self.ordinal = ordinal
         function = library._function
         self._close = function("tvmx_cuda_close", None, _P)
         self._error = function("tvmx_cuda_error", ctypes.c_char_p)
         self._calls: dict[str, Any] = {}
+        self._waiting = threading.Lock()
         opened = function("tvmx_cuda_open", _P, ctypes.c_char_p, ctypes.c_int)
         self._handle = opened(driver.encode() if driver is not None else None, ordinal) or 0
         if not self._handle:
@@ -69,10 +72,15 @@ class Device:
 
     def alloc(self, nbytes: int) -> int:
         """Address of `nbytes` of device memory, at a multiple of 256."""
-        return self._pointer("alloc", ctypes.c_size_t(nbytes))
+        address = self._pointer("alloc", ctypes.c_size_t(nbytes))
+        self._owned.add(address)
+        return address
 
     def free(self, address: int) -> None:
-        self._call("free", _P(address))
+        """Give memory back; nothing where the device has gone and taken it along."""
+        if address in self._owned:
+            self._owned.discard(address)
+            self._call("free", _P(address))
 
     def copy(self, to: int, source: int, nbytes: int, kind: int, stream: int = 0) -> None:
         """In the order of `stream` (0: the device's own); `kind` is TO_DEVICE, TO_HOST or ON_DEVICE."""
@@ -89,7 +97,8 @@ class Device:
     def wait_for(self, stream: int, other: int) -> None:
         """`stream` goes on after all that `other` holds now."""
         if (stream or self.stream) != (other or self.stream):
-            self._call("wait_for", _P(stream), _P(other))
+            with self._waiting:  # the library has one event for this, and outputs are handed over in any thread
+                self._call("wait_for", _P(stream), _P(other))
 
     def capture_begin(self) -> None:
         self._call("capture_begin")
@@ -118,12 +127,21 @@ class Device:
         return milliseconds.value * 1e-3
 
     def __del__(self) -> None:
+        # Of objects that refer to each other in a circle, Python may end this one before those that hold its memory.
         if self._handle:
+            try:
+                for address in list(self._owned):
+                    self.free(address)
+            except DeviceError:
+                pass  # the context is lost, and all memory with it
+            self._owned.clear()
             self._close(self._handle)
             self._handle = 0
         self._library.close()
 
     def _call(self, name: str, *arguments: Any) -> None:
+        if not self._handle:
+            raise DeviceError("the device was given back; make a new executor")
         found = self._calls.get(name)
         if found is None:
             found = self._calls[name] = getattr(self._library.dll, f"tvmx_cuda_{name}")
@@ -198,8 +216,8 @@ class DeviceArray:
         """A capsule that keeps the memory alive. `stream` (-1: none) will wait for the run that makes the data."""
         from tvmx.runtime.dlpack import export
 
-        if options.get("copy"):
-            raise BufferError("a DeviceArray is handed over without a copy; copy it there")
+        if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
+            raise BufferError("a DeviceArray is handed over where it lies, without a copy; see numpy()")
         if stream != -1:
             # None and 1 mean the legacy default stream, 2 the thread's own: both are driver handles as they are.
             self._memory.device.wait_for(stream or LEGACY_STREAM, self.stream)

@@ -79,7 +79,10 @@ def borrow(value: Any, stream: int) -> Borrowed:
 
     The capsule stays a "dltensor", so that its own destructor gives the tensor back when it is dropped.
     """
-    capsule = value.__dlpack__(stream=stream)
+    try:
+        capsule = value.__dlpack__(stream=stream)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # a tensor that needs a gradient, say
+        raise InputError(f"{type(value).__name__} does not hand its data over: {error}") from error
     if not _api.PyCapsule_IsValid(capsule, _NAME):
         raise InputError(f"{type(value).__name__}.__dlpack__ gave no unused DLPack tensor")
     managed = ctypes.cast(_api.PyCapsule_GetPointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents

@@ -10,13 +10,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from tvmx.runtime import GraphExecutor  # noqa: E402
+from tvmx.runtime import open_executor  # noqa: E402
 
 LIBRARY = HERE.parent / "lib" / "@LIBRARY@"
 
 
 def main() -> None:
-    with GraphExecutor(LIBRARY) as executor:
+    with open_executor(LIBRARY) as executor:
         inputs = {}
         for index, info in enumerate(executor.inputs):
             if index + 1 < len(sys.argv):
