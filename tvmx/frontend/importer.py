@@ -6,7 +6,7 @@ import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Prepared:
     specs: list[InputSpec]
     bounds: dict[str, Dim]
     original: tuple[NodeName, ...] = ()  # the model's nodes as they were loaded
+    large: Mapping[str, np.ndarray] = field(default_factory=dict)  # initializers that `proto` has as inputs
 
     def part(self, proto: ModelProto) -> Prepared:
         """A program cut out of this one, folded again."""
@@ -72,7 +73,7 @@ class Prepared:
 
     def convert(self) -> Model:
         """Rewrite to plain operators and convert to Relax. Raises ModelError."""
-        return Importer(self._rewritten(), self.name, self.specs, self.bounds, self.original).run()
+        return Importer(self._rewritten(), self.name, self.specs, self.bounds, self.original, self.large).run()
 
     def _rewritten(self) -> ModelProto:
         try:
@@ -92,12 +93,14 @@ def prepare(
     model: str | Path | bytes | ModelProto, shapes: ShapeSpec | None, constants: Mapping[str, np.ndarray] | None
 ) -> Prepared:
     """Load, check, bind constants, settle shapes, expand functions and fold. Raises ModelError."""
-    proto, name = load_model(model)
+    loaded = load_model(model)
+    proto, name = loaded.proto, loaded.name
     original = names_of(proto.graph.node)
     bind_constants(proto, constants or {}, name)
     specs, bounds = settle_shapes(proto, shapes or {}, name)
+    specs = [s for s in specs if s.name not in loaded.large]
     load_families()
-    return Prepared(fold(expand_functions(proto, name), name), name, specs, bounds, original)
+    return Prepared(fold(expand_functions(proto, name), name), name, specs, bounds, original, loaded.large)
 
 
 def load_families() -> None:
@@ -116,6 +119,7 @@ class Importer:
         specs: list[InputSpec],
         bounds: dict[str, Dim],
         original: Sequence[NodeName] = (),
+        large: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.proto = proto
         self.name = name
@@ -124,6 +128,7 @@ class Importer:
         self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
         self.bb = _NamingBuilder()
         self.original = original
+        self.large = large or {}
         self.notes: list[str] = []
         self.checks: list[IndexCheck] = []
         self._exprs: dict[str, Expr] = {}
@@ -145,6 +150,8 @@ class Importer:
             except (ValueError, TypeError, RuntimeError) as err:
                 raise ModelError(f"{self.name}: initializer {tensor.name!r} is damaged: {err}") from err
             self.set_array(tensor.name, array)
+        for name, array in self.large.items():
+            self.set_array(name, array)
         used: set[str] = set()
         params = []
         for spec in self.specs:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, checker, external_data_helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, checker, external_data_helper, helper
 
 from tvmx.errors import ModelError
 
@@ -17,11 +20,26 @@ MAX_ELEMENTS = 2**40  # of one declared tensor; beyond it no machine can hold it
 # The checker reads the whole file into one message, which protobuf caps.
 PROTOBUF_LIMIT = 2**31 - 1
 
+# Initializers in external files beyond this stay there: protobuf can neither copy nor serialise 2 GB.
+DETACHED_BYTES = 2**30
+
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 
-def load_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, str]:
-    """Return the checked model (a copy, external data inside it) and a name for it.
+@dataclass(frozen=True)
+class Loaded:
+    """A checked model with its external data inside it, but for what is too large for that.
+
+    `large`: initializer → array (mapped from its file). In `proto` these are inputs, so that nothing copies them.
+    """
+
+    proto: ModelProto
+    name: str
+    large: Mapping[str, np.ndarray]
+
+
+def load_model(source: str | Path | bytes | ModelProto) -> Loaded:
+    """Read and check a model; the one given is not touched.
 
     Raises ModelError for a missing or unreadable file, a broken graph, external data outside the
     model's own folder, cycles, duplicate names, negative or absurd dims, or a missing opset.
@@ -29,8 +47,14 @@ def load_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, str
     folder: Path | None = None
     if isinstance(source, ModelProto):
         model = ModelProto()
-        model.CopyFrom(source)
-        name = model.graph.name or "model"
+        name = source.graph.name or "model"
+        try:
+            model.CopyFrom(source)
+        except EncodeError as err:
+            raise ModelError(
+                f"{name}: a tensor over 2 GB cannot be copied ({err}); save the model with external data "
+                "(onnx.save(..., save_as_external_data=True)) and give its path"
+            ) from err
     elif isinstance(source, bytes | bytearray | memoryview):
         model, name = _parse(bytes(source), "the given bytes"), ""
         name = model.graph.name or "model"
@@ -40,9 +64,9 @@ def load_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, str
             raise ModelError(f"{path}: no such file; give the path of an .onnx file")
         model, name = _parse(path.read_bytes(), str(path)), path.stem
         folder = path.parent.resolve()
-    _load_external(model, folder, name)
+    large = _load_external(model, folder, name)
     check_model(model, name)
-    return model, name
+    return Loaded(model, name, large)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
@@ -81,8 +105,11 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
                     yield attr.t
 
 
-def _load_external(model: ModelProto, folder: Path | None, name: str) -> None:
-    for tensor in _tensors(model):
+def _load_external(model: ModelProto, folder: Path | None, name: str) -> dict[str, np.ndarray]:
+    """Read external data into the model; large initializers become inputs, and their arrays are returned."""
+    large: dict[str, np.ndarray] = {}
+    outermost = len(model.graph.initializer)  # the first that `_tensors` yields
+    for index, tensor in enumerate(_tensors(model)):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         info = {entry.key: entry.value for entry in tensor.external_data}
@@ -112,12 +139,52 @@ def _load_external(model: ModelProto, folder: Path | None, name: str) -> None:
                 f"{name}: tensor {tensor.name!r} asks for bytes {offset}..{offset + length} of "
                 f"{location!r}, which has {size}; the file is truncated or foreign"
             )
+        if index < outermost and _bytes(tensor) > DETACHED_BYTES:
+            large[tensor.name] = _mapped(tensor, target, offset, size, name)
+            continue
         try:
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         except (ValueError, OSError, checker.ValidationError) as err:
             raise ModelError(f"{name}: tensor {tensor.name!r}: {err}") from err
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+    _detach(model.graph, set(large))
+    return large
+
+
+def _bytes(tensor: TensorProto) -> int:
+    """Size of a tensor's data by its dims; 0 for types that are packed or that numpy does not have."""
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except KeyError:
+        return 0
+    packed = dtype.name.startswith(("int4", "uint4", "int2", "uint2", "float4"))
+    return 0 if packed or dtype.hasobject else math.prod(tensor.dims) * dtype.itemsize
+
+
+def _mapped(tensor: TensorProto, path: Path, offset: int, size: int, name: str) -> np.ndarray:
+    """The tensor's data where it lies in its file, read when it is used."""
+    if offset + _bytes(tensor) > size:
+        raise ModelError(
+            f"{name}: tensor {tensor.name!r} of shape {tuple(tensor.dims)} needs bytes {offset}.."
+            f"{offset + _bytes(tensor)} of {path.name!r}, which has {size}; the file is truncated or foreign"
+        )
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+
+
+def _detach(graph: GraphProto, names: set[str]) -> None:
+    """Make inputs of the initializers named."""
+    given = {i.name for i in graph.input}
+    kept = []
+    for tensor in graph.initializer:
+        if tensor.name not in names:
+            kept.append(tensor)
+        elif tensor.name not in given:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    if names:
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
 
 
 def check_model(model: ModelProto, name: str) -> None:
