@@ -19,6 +19,7 @@ from tvmx.passes.rewrite import Events, dims_of, dtype_of, op_name
 
 ATTRIBUTE = "tvmx.qdq"
 
+TABLE = "table"  # what `tvmx.passes.qdq.table` calls its event
 INTEGER, EPILOGUE, CANCELLED, FOLDED, FLOAT = "integer", "fused", "cancelled", "folded", "float"
 INTEGER_RULES = ("integer_conv2d", "integer_transpose", "integer_matmul", "weight_only_matmul")
 SUMMED = ("mean", "sum", "nn.avg_pool2d")
@@ -136,6 +137,8 @@ class _Program:
     def _fate(self, reader: Any, depth: int) -> tuple[str, str]:
         name = op_name(self.definitions[reader])
         fired = self.fired(reader)
+        if TABLE in fired:
+            return EPILOGUE, "part of one look-up of codes in a table"
         if name == "quantize":
             return (CANCELLED, "meets its quantize") if "cancel" in fired else (EPILOGUE, "requantised in one kernel")
         integer = [rule for rule in INTEGER_RULES if rule in fired]
@@ -170,6 +173,8 @@ class _Program:
         place = f"{name or 'input'} ->"
         if "cancel" in fired:
             fate = (CANCELLED, "meets its dequantize")
+        elif TABLE in fired:
+            fate = (EPILOGUE, "part of one look-up of codes in a table")
         elif not isinstance(source, relax.Var):
             fate = (FOLDED, "quantises a constant")
         elif source not in self.definitions:

@@ -84,21 +84,22 @@ def tabulate(target: Target, events: Events) -> Any:
         mod = mod.clone()
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                found = _chains(func, least)
+                found, names = _chains(func, least)
                 if found:
                     walker = _walker()(mod, found, target)
                     after = walker.visit_expr(func)
                     mod = walker.builder_.get()
                     mod[gv] = after
-                    for var in found:
-                        events.setdefault(var.name, []).append(("table", None))
+                    for name in names:
+                        events.setdefault(name, []).append(("table", None))
         return relax.transform.DeadCodeElimination()(mod)
 
     return tvm.transform.module_pass(run, opt_level=0, name="tvmx.Tabulate")
 
 
-def _chains(func: Any, least: int) -> dict[Any, Chain]:
-    """The quantize bindings that a table replaces: `least` operators or more from their root."""
+def _chains(func: Any, least: int) -> tuple[dict[Any, Chain], list[str]]:
+    """The quantize bindings that a table replaces, `least` operators or more from their root; the names of all
+    variables that belong to chains of such roots."""
     chains: dict[Any, Chain] = {}
     scalars: dict[Any, Array] = {}
     found: dict[Any, Chain] = {}
@@ -124,7 +125,8 @@ def _chains(func: Any, least: int) -> dict[Any, Chain]:
             chains[var] = chain
             if name == "quantize" and chain.steps >= least and _size(var) >= MIN_ELEMENTS:
                 found[var] = chain
-    return found
+    roots = {chain.root for chain in found.values()}
+    return found, [var.name for var, chain in chains.items() if chain.root in roots]
 
 
 def _size(var: Any) -> int:
