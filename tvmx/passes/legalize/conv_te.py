@@ -271,23 +271,24 @@ def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int)
 
 
 def depthwise(x: Any, weight: Any, window: Window, fill: int = 0) -> Any:
-    """Depthwise convolution in the weight's dtype. x[N, H, W, C], weight[KH, KW, C] → [N, OH, OW, C].
+    """Depthwise convolution: x[N, H, W, C], weight[KH, KW, C] → [N, OH, OW, C].
 
-    `fill` is what lies around the image.
+    In the data's type where that is a float, else in the weight's. `fill` is what lies around the image.
     """
     from tvm import te
 
+    dtype = str(x.dtype) if "float" in str(x.dtype) else str(weight.dtype)
     n, h, w, c = (int(d) for d in x.shape)
     kh, kw, _ = (int(d) for d in weight.shape)
     (sh, sw), (dh, dw) = window.strides, window.dilation
     oh, ow = window.output(h, w)
     size = (oh - 1) * sh + (kh - 1) * dh + 1, (ow - 1) * sw + (kw - 1) * dw + 1
-    source = padded(x, window, *size, dtype=str(weight.dtype), fill=fill)
+    source = padded(x, window, *size, dtype=dtype, fill=fill)
     ry, rx = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     out = te.compute(
         (n, oh, ow, c),
         lambda b, i, j, o: te.sum(
-            source[b, i * sh + ry * dh, j * sw + rx * dw, o] * weight[ry, rx, o].astype(x.dtype), axis=[ry, rx]
+            source[b, i * sh + ry * dh, j * sw + rx * dw, o] * weight[ry, rx, o].astype(dtype), axis=[ry, rx]
         ),
         name="depthwise",
         attrs={OP_ANNOTATION: "depthwise_conv2d"},

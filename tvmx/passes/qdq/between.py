@@ -84,4 +84,5 @@ def _kept_by(writer: Any, readers: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-_SENSITIVE_NAMES = frozenset(kind.removeprefix("nn.") for kind in SENSITIVE)
+# Extrema of codes are taken on the codes: those of floats are the ranges that a model quantises by at run time.
+_SENSITIVE_NAMES = frozenset(kind.removeprefix("nn.") for kind in SENSITIVE) | {"max", "min"}
