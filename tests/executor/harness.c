@@ -13,7 +13,8 @@ static void* aligned(int64_t bytes) {
 
 int main(int argc, char** argv) {
   const tvmx_entry* entry = &TVMX_ENTRIES[0];
-  void *inputs[16], *outputs[16];
+  void *inputs[64], *outputs[64];
+  if (entry->num_inputs > 64 || entry->num_outputs > 64) return 3;
   for (int i = 0; i < entry->num_inputs; i++) {
     inputs[i] = aligned(entry->inputs[i].bytes);
     FILE* file = i + 1 < argc ? fopen(argv[i + 1], "rb") : NULL;
