@@ -95,6 +95,16 @@ def test_leaving_early_stops_the_threads(library):
         assert not _threads()
 
 
+def test_a_stream_that_is_never_iterated_stops_when_dropped(library):
+    with GraphExecutor(library) as ex:
+        pipeline = Pipeline(ex, lambda i: {"x": _x(i)})
+        pipeline(iter(int, 1)).close()
+        assert not _threads()
+        stream = pipeline(iter(int, 1))
+        del stream
+        assert not _threads()
+
+
 def test_two_streams_of_one_pipeline(library):
     with GraphExecutor(library) as ex, Pipeline(ex, lambda i: {"x": _x(i)}, lambda i, o: i) as pipeline:
         assert list(zip(pipeline(range(5)), pipeline(range(5)))) == [(i, i) for i in range(5)]

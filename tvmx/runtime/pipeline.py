@@ -96,10 +96,13 @@ class Pipeline:
         """Start the stages on `items`; iterate over the results. Leaving the loop early stops them."""
         stream = _Stream(self._executor, self._prepare, items, self._depth)
         self._streams.append(stream)
-        return self._results(stream)
+        results = self._results(stream)
+        next(results)  # into its `try`: from here on, dropping it stops the stages even if it was never iterated
+        return results
 
     def _results(self, stream: _Stream) -> Iterator[Any]:
         try:
+            yield None
             for item, outputs in stream.outputs:
                 yield self._finish(item, outputs)
         finally:
