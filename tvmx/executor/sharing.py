@@ -81,6 +81,7 @@ class _Editor:
         self.graph = dataclasses.replace(graph, tensors=dict(graph.tensors))
         self.tensors = self.graph.tensors
         self.copies: list[_PartCopy] = []
+        self._copies_of: dict[str, list[_PartCopy]] = {}  # by what is copied
 
     def slices(self, index: int, node: Node) -> bool:
         """Make the outputs views of the inputs; whether the node can go."""
@@ -137,7 +138,7 @@ class _Editor:
                 size = tensor_bytes(part)
                 if isinstance(size, str):
                     return False
-                here = [c for c in self._copies_of(part.name) if self._place(c.node.outputs[0]) == (home, at)]
+                here = [c for c in self._copies_of.get(part.name, ()) if self._place(c.node.outputs[0]) == (home, at)]
                 if not here and self._place(part.name) != (home, at):
                     break
                 used.extend(here[:1])
@@ -153,20 +154,18 @@ class _Editor:
 
     def _places(self, part: Tensor) -> list[tuple[str, int]]:
         """Where a tensor and its copies lie: storage and byte."""
-        names = [part.name, *(c.node.outputs[0] for c in self._copies_of(part.name))]
+        names = [part.name, *(c.node.outputs[0] for c in self._copies_of.get(part.name, ()))]
         return [p for p in map(self._place, names) if p is not None]
 
     def _place(self, name: str) -> tuple[str, int] | None:
         at = self.graph.offset(name)
         return (self.graph.storage(name), at) if isinstance(at, int) else None
 
-    def _copies_of(self, name: str) -> list[_PartCopy]:
-        return [c for c in self.copies if c.node.inputs[0] == name]
-
     def _copy(self, index: int, node: Node, source: str, out: str) -> None:
         count = sum(c.node.name.startswith(f"{node.name}.") for c in self.copies)
-        copy = Node(f"{node.name}.{count}", COPY, (source,), (out,), op="copy")
-        self.copies.append(_PartCopy(index, copy))
+        copy = _PartCopy(index, Node(f"{node.name}.{count}", COPY, (source,), (out,), op="copy"))
+        self.copies.append(copy)
+        self._copies_of.setdefault(source, []).append(copy)
 
     def _can_move(self, name: str, out: str) -> bool:
         """The tensor is all of a storage in the arena that is nobody's part yet, and so can lie elsewhere."""
