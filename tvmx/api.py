@@ -130,22 +130,40 @@ def plan_precision(
     constants: Mapping[str, np.ndarray] | None = None,
     io_precision: str | None = None,
     prefer: str | None = None,
+    ranges: Any = None,
 ) -> Any:
     """The `tvmx.precision.PrecisionPlan` that `compile` would apply, without compiling.
 
-    `precision` is what `compile` takes; None shows what the model itself says. Raises ModelError or ConfigError, as
-    for a name that no operator has.
+    `precision` is what `compile` takes; None shows what the model itself says. `ranges` is a `Calibration` or the file
+    that `tvmx calibrate` wrote: what was seen beyond float16 stays in float32. Raises ModelError or ConfigError, as for
+    a name that no operator has.
     """
-    from tvmx.passes.precision import plan_of, with_rules
+    from tvmx.passes.precision import node_names, plan_of, with_rules
     from tvmx.pipeline import iterate_phases
     from tvmx.precision import rules_from
 
     rules = rules_from(precision, io_precision, prefer)
-    mod = with_rules(import_onnx(model, shapes, constants).mod, rules)
+    imported = import_onnx(model, shapes, constants).mod
+    if ranges is not None:
+        rules = _with_ranges(rules, model, ranges, node_names(imported))
+    mod = with_rules(imported, rules)
     for phase, after in iterate_phases(mod, resolve(target)):
         if phase == "precision":
             return plan_of(after)
     raise AssertionError("no precision phase")
+
+
+def _with_ranges(rules: Any, model: ModelLike, ranges: Any, known: list[str]) -> Any:
+    """The rules with what calibration saw of the model's nodes."""
+    from tvmx.frontend.load import load_model
+    from tvmx.precision.observed import observed_ranges, with_observed
+    from tvmx.quantize.calibrate import Calibration, load_calibration
+
+    if isinstance(model, Model):
+        raise ConfigError("ranges are those of an ONNX model's tensors: give its path, bytes or ModelProto")
+    calibration = ranges if isinstance(ranges, Calibration) else load_calibration(ranges)
+    proto = load_model(_onnx_of(model)).proto
+    return with_observed(rules, observed_ranges(proto.graph.node, calibration), known)
 
 
 def explain(

@@ -106,9 +106,11 @@ def calibrate(
     constants: Mapping[str, np.ndarray] | None = None,
     preprocess: Preprocess | None = None,
     config: QuantizeConfig | None = None,
+    every_tensor: bool = False,
 ) -> Calibration:
     """Only the statistics that `quantize` needs: `.save("ranges.json")`, and `quantize` takes them with any observer.
 
+    `every_tensor` watches all float tensors, as `plan_precision(ranges=)` wants them, at the cost of time.
     Raises ModelError, ConfigError or InputError.
     """
     config = _merged(config, threads=threads, image=preprocess)
@@ -117,7 +119,7 @@ def calibrate(
     config = dataclasses.replace(config, scheme=scheme)
     chosen = resolve(target if target != "native" else config.target, config.threads)
     with ExitStack() as stack:
-        return _Job.open(model, calibration, config, chosen, shapes, constants).calibrate(stack)
+        return _Job.open(model, calibration, config, chosen, shapes, constants).calibrate(stack, every_tensor)
 
 
 def _merged(config: QuantizeConfig | None, **given: Any) -> QuantizeConfig:
@@ -177,12 +179,13 @@ class _Job:
         adaptive = config.scheme.rounding == "adaptive"
         return cls(plan, target, data, known, peaks if config.scheme.balance else {}, adaptive)
 
-    def calibrate(self, stack: ExitStack) -> Calibration:
+    def calibrate(self, stack: ExitStack, every_tensor: bool = False) -> Calibration:
         if self.known is not None:
             return self.known
         layers = self.plan.placement.layers if self.moments else ()
         moments = MomentCollector.of(self.plan.graph, layers)
-        tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs(), *moments.tensors)))
+        every = self.float_results() if every_tensor else []
+        tensors = tuple(dict.fromkeys((*self.plan.tensors, *self.float_inputs(), *moments.tensors, *every)))
         shown = watched(self.plan.graph, tensors)
         run = CompiledRun(shown.model, self.target, stack)
         found = collect(run, self._keeping(), shown.outputs, self.plan.placement.tensors, moments)
@@ -205,6 +208,10 @@ class _Job:
     def float_inputs(self) -> list[str]:
         """Float inputs are watched whether quantised or not: checks look at them, and they cost nothing."""
         return [name for name in self.plan.graph.inputs if self.plan.graph.is_float(name)]
+
+    def float_results(self) -> list[str]:
+        graph = self.plan.graph
+        return [out for node in graph.nodes for out in node.output if out and graph.is_float(out)]
 
     def refine(
         self, found: Calibration, observer: str, config: QuantizeConfig, stack: ExitStack

@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _precision_arguments(sub)
     sub.add_argument("--io-precision", help="of float32 inputs and outputs: keep (default), fp16 or bf16")
     sub.add_argument("--save", metavar="FILE", help="write the plan (.toml or .json)")
+    sub.add_argument("--ranges", metavar="FILE.json", help="what `tvmx calibrate` wrote: beyond float16 stays float32")
     sub.add_argument("--diff", metavar="OTHER", help="list what another precision or plan file assigns differently")
 
     from tvmx import cli_quantize
@@ -252,13 +253,19 @@ def _compile(arguments: argparse.Namespace) -> None:
 def _precision(arguments: argparse.Namespace) -> None:
     from tvmx import api
 
-    model = api.import_onnx(arguments.model, _shapes(arguments), _constants(arguments))
-    options = {"target": arguments.target, "io_precision": arguments.io_precision, "prefer": arguments.prefer}
-    plan = api.plan_precision(model, arguments.precision, **options)
+    options = {
+        "target": arguments.target,
+        "io_precision": arguments.io_precision,
+        "prefer": arguments.prefer,
+        "ranges": arguments.ranges,
+        "shapes": _shapes(arguments),
+        "constants": _constants(arguments),
+    }
+    plan = api.plan_precision(arguments.model, arguments.precision, **options)
     if arguments.save:
         plan.save(arguments.save)
     if arguments.diff:
-        lines = plan.diff(api.plan_precision(model, arguments.diff, **options))
+        lines = plan.diff(api.plan_precision(arguments.model, arguments.diff, **options))
         print(json.dumps(lines) if arguments.json else "\n".join(lines) or "no difference")
     elif arguments.json or not arguments.save:
         print(json.dumps(plan.to_json()) if arguments.json else plan)

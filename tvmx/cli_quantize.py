@@ -57,6 +57,7 @@ def add_commands(
     model_arguments(sub)
     _data_arguments(sub)
     sub.add_argument("-o", "--output", required=True, metavar="FILE.json")
+    sub.add_argument("--every-tensor", action="store_true", help="all float tensors, for `tvmx precision --ranges`")
 
 
 def _data_arguments(sub: argparse.ArgumentParser) -> None:
@@ -188,6 +189,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         shapes=_shapes(arguments),
         constants=_constants(arguments),
         config=_settings(arguments),
+        every_tensor=arguments.every_tensor,
     )
     found.save(arguments.output)
     summary = {"path": arguments.output, "tensors": len(found.stats), "samples": found.samples}
