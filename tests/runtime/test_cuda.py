@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import json
@@ -269,6 +270,33 @@ def test_failures_while_running(gpu: FakeGpu, library: Path, name: str) -> None:
         with pytest.raises(DeviceError, match="INVALID_VALUE"):
             ex({"x": X})
         check(ex({"x": X}))
+
+
+@pytest.mark.parametrize("event", [True, False])
+def test_the_fake_device_punishes_a_missing_event(gpu: FakeGpu, event: bool) -> None:
+    """What the tests above rest on: streams without an event between them may run in the unkind order."""
+    driver = gpu.library
+    gpu.order("backward")
+    first, second, mark = (ctypes.c_void_p() for _ in range(3))
+    memory = ctypes.c_uint64()
+    for stream in (second, first):  # "backward" begins with the oldest
+        driver.cuStreamCreate(ctypes.byref(stream), 1)
+    driver.cuEventCreate(ctypes.byref(mark), 2)
+    driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4))
+    given, found = np.array([7], np.int32), np.zeros(1, np.int32)
+    size = ctypes.c_size_t(4)
+    driver.cuMemcpyHtoDAsync_v2(memory, ctypes.c_void_p(given.ctypes.data), size, first)
+    if event:
+        driver.cuEventRecord(mark, first)
+        driver.cuStreamWaitEvent(second, mark, 0)
+    driver.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(found.ctypes.data), memory, size, second)
+    assert found[0] == 0, "nothing happens before somebody waits"
+    driver.cuStreamSynchronize(second)
+    assert (found[0] == 7) == event
+    for stream in (first, second):
+        driver.cuStreamDestroy_v2(stream)
+    driver.cuEventDestroy_v2(mark)
+    driver.cuMemFree_v2(memory)
 
 
 def test_input_errors(gpu: FakeGpu, library: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tvmx.errors import PlanError
 from tvmx.executor.streams import StreamPlan, Task
 
@@ -64,6 +66,22 @@ class Order:
         stream, position = self._at[first]
         return first != then and self.clocks[then][stream] >= position
 
+    def span(self, tasks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Per stream: how much of it has surely ended before any of `tasks` begins, and how much when all have ended.
+
+        One set of tasks precedes another where, on every stream, its end is within the other's begin.
+        """
+        begin = [min(column) for column in zip(*(self._before(t) for t in tasks))]
+        end = [0] * len(begin)
+        for stream, position in (self._at[t] for t in tasks):
+            end[stream] = max(end[stream], position)
+        return begin, end
+
+    def _before(self, task: int) -> list[int]:
+        clock = list(self.clocks[task])
+        clock[self._at[task][0]] -= 1  # a task does not precede itself
+        return clock
+
     def ended(self, task: int) -> bool:
         """Whether the caller's stream, at its end, has waited for the task."""
         stream, position = self._at[task]
@@ -96,21 +114,27 @@ def check_plan(tasks: Sequence[Task], plan: StreamPlan, regions: Sequence[Region
 
 
 def _check_sharing(tasks: Sequence[Task], order: Order, regions: Sequence[Region]) -> None:
-    placed = sorted((r for r in regions if r.start < r.end), key=lambda r: r.start)
-    open_: list[Region] = []
-    for region in placed:
-        open_ = [o for o in open_ if o.end > region.start]
-        for other in open_:
-            clash = _clash(order, other, region)
-            if clash and _clash(order, region, other):
-                first, then = clash
-                raise PlanError(
-                    f"buffers {other.name!r} and {region.name!r} share bytes [{region.start}, "
-                    f"{min(other.end, region.end)}), but {tasks[first].name} and {tasks[then].name} may run at once"
-                )
-        open_.append(region)
+    placed = [r for r in regions if r.start < r.end]
+    if not placed:
+        return
+    low, high = (np.array([getattr(r, end) for r in placed]) for end in ("start", "end"))
+    spans = [order.span(r.accesses) for r in placed]
+    begins, ends = (np.array([s[i] for s in spans]) for i in (0, 1))
+    for i, region in enumerate(placed):
+        meets = (low < region.end) & (high > region.start)
+        meets[: i + 1] = False
+        after = (ends[i] <= begins).all(axis=1)
+        before = (ends <= begins[i]).all(axis=1)
+        for j in np.flatnonzero(meets & ~after & ~before)[:1]:
+            other = placed[int(j)]
+            first, then = _clash(order, region, other)
+            raise PlanError(
+                f"buffers {region.name!r} and {other.name!r} share bytes [{max(region.start, other.start)}, "
+                f"{min(region.end, other.end)}), but {tasks[first].name} and {tasks[then].name} may run at once"
+            )
 
 
-def _clash(order: Order, first: Region, then: Region) -> tuple[int, int] | None:
-    """Two accesses that are not in this order; None when all of `first` come before all of `then`."""
-    return next(((a, b) for a in first.accesses for b in then.accesses if not order.before(a, b)), None)
+def _clash(order: Order, first: Region, then: Region) -> tuple[int, int]:
+    """Two accesses that no order of the two regions allows."""
+    pairs = [(a, b) for a in first.accesses for b in then.accesses]
+    return next((p for p in pairs if not order.before(*p) and not order.before(*reversed(p))), pairs[0])

@@ -11,11 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tvmx.errors import PlanError
-from tvmx.executor.stream_check import Order, Region
-from tvmx.executor.streams import StreamPlan
+from tvmx.executor.stream_check import Region
+from tvmx.executor.streams import StreamPlan, clocks
 from tvmx.memory import Buffer, Problem, Solution, plan
 from tvmx.runtime.arena import ALIGNMENT
+
+_MANY = 800  # buffers from which on one order must do
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def plan_arena(uses: Sequence[Use], streams: StreamPlan, budget_s: float = 2.0, 
         return plan(Problem(line), budget_s=budget_s, planner=planner)
     began = time.perf_counter()
     bound = plan(Problem(line), budget_s=budget_s / 4, planner="greedy").lower_bound if uses else 0
-    conflicts = _conflicts(uses, Order(streams))
+    conflicts = _conflicts(uses, streams)
     # Widened until it covers every conflict, a lifetime on a line is one more way to the same problem.
     wide = plan(Problem(_widened(line, conflicts)), budget_s=budget_s / 2, planner=planner)
     offsets, height = dict(wide.offsets), wide.height
@@ -66,23 +70,25 @@ def _on_line(use: Use, issued: Mapping[int, int]) -> Buffer:
     return Buffer(use.id, (first, max(issued[a] for a in use.accesses) + 1), use.size, ALIGNMENT)
 
 
-def _conflicts(uses: Sequence[Use], order: Order) -> list[set[int]]:
-    found: list[set[int]] = [set() for _ in uses]
-    for i, a in enumerate(uses):
-        for j in range(i):
-            b = uses[j]
-            if not (_precedes(a, b, order) or _precedes(b, a, order)):
-                found[i].add(j)
-                found[j].add(i)
+def _conflicts(uses: Sequence[Use], streams: StreamPlan) -> list[list[int]]:
+    """For each buffer those whose bytes it may not take."""
+    at, known = clocks(streams)
+    begins = np.empty((len(uses), streams.streams), np.int64)
+    ends = np.zeros_like(begins)
+    for i, use in enumerate(uses):
+        # Readers come after a writer, so the writers stand for the begin of a buffer.
+        begins[i] = np.min([known[w] for w in use.written_by], axis=0)
+        for stream, position in (at[a] for a in use.accesses):
+            ends[i, stream] = max(ends[i, stream], position)
+    found = []
+    for i in range(len(uses)):
+        apart = (ends[i] <= begins).all(axis=1) | (ends <= begins[i]).all(axis=1)
+        apart[i] = True
+        found.append([int(j) for j in np.flatnonzero(~apart)])
     return found
 
 
-def _precedes(first: Use, then: Use, order: Order) -> bool:
-    """Readers come after a writer, so the writers stand for the begin of a buffer."""
-    return all(order.before(x, w) for w in then.written_by for x in first.accesses)
-
-
-def _widened(line: Sequence[Buffer], conflicts: Sequence[set[int]]) -> list[Buffer]:
+def _widened(line: Sequence[Buffer], conflicts: Sequence[Sequence[int]]) -> list[Buffer]:
     """Each lifetime up to the begin of the last buffer that it conflicts with."""
     out = []
     for i, b in enumerate(line):
@@ -92,15 +98,16 @@ def _widened(line: Sequence[Buffer], conflicts: Sequence[set[int]]) -> list[Buff
 
 
 def _search(
-    uses: Sequence[Use], conflicts: Sequence[set[int]], bound: int, deadline: float
+    uses: Sequence[Use], conflicts: Sequence[Sequence[int]], bound: int, deadline: float
 ) -> tuple[dict[str, int], int]:
     """First fit in several orders, then with random swaps while there is time."""
     ids = range(len(uses))
-    orders = [
-        sorted(ids, key=lambda i: (-uses[i].size, i)),
-        sorted(ids, key=lambda i: (-uses[i].size * len(conflicts[i]), i)),
-        list(ids),
-    ]
+    orders = [sorted(ids, key=lambda i: (-uses[i].size, i))]
+    if len(uses) <= _MANY:
+        orders += [
+            sorted(ids, key=lambda i: (-uses[i].size * len(conflicts[i]), i)),
+            list(ids),
+        ]
     (best, height), order = min(((_first_fit(uses, conflicts, o), o) for o in orders), key=lambda found: found[0][1])
     chance = random.Random(0)
     tries = 0
@@ -115,7 +122,9 @@ def _search(
     return best, height
 
 
-def _first_fit(uses: Sequence[Use], conflicts: Sequence[set[int]], order: Sequence[int]) -> tuple[dict[str, int], int]:
+def _first_fit(
+    uses: Sequence[Use], conflicts: Sequence[Sequence[int]], order: Sequence[int]
+) -> tuple[dict[str, int], int]:
     at: dict[int, int] = {}
     height = 0
     for i in order:

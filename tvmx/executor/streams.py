@@ -18,6 +18,7 @@ EVENT_S = 1.5e-6
 _WORTH = 0.98  # one more stream must bring at least this ratio
 _CLOSE = 1.05  # of the bound: near enough to stop looking
 _TRIES = 24
+_TOO_MANY = 3000  # tasks from which on all stay on one stream
 _MANY = 400  # tasks from which on perturbed priorities are not tried
 
 
@@ -90,6 +91,7 @@ def plan_streams(tasks: Sequence[Task], max_streams: int = 4, event_s: float = E
     for index, task in enumerate(tasks):
         if any(not 0 <= a < index for a in task.after):
             raise ValueError(f"task {index} ({task.name}) must come after the tasks that it depends on")
+    max_streams = max_streams if len(tasks) <= _TOO_MANY else 1
     best = issue(tasks, range(len(tasks)), [0] * len(tasks), 1)
     best_time = simulate(tasks, best, event_s).makespan
     for streams in range(2, max_streams + 1):
@@ -205,6 +207,25 @@ def issue(tasks: Sequence[Task], order: Sequence[int], on: Sequence[int], stream
         if task in events:
             steps.append(Step("record", stream_of[task], events[task]))
     return StreamPlan(len(used), len(events), tuple(steps))
+
+
+def clocks(plan: StreamPlan) -> tuple[dict[int, tuple[int, int]], dict[int, list[int]]]:
+    """Task → its stream and place there, counted from 1; task → how much of each stream has ended when it begins."""
+    seen = [[0] * plan.streams for _ in range(plan.streams)]
+    events: dict[int, list[int]] = {}
+    place: dict[int, tuple[int, int]] = {}
+    known: dict[int, list[int]] = {}
+    for step in plan.steps:
+        mine = seen[step.stream]
+        if step.what == "wait":
+            seen[step.stream] = [max(a, b) for a, b in zip(mine, events[step.index])]
+        elif step.what == "record":
+            events[step.index] = list(mine)
+        else:
+            known[step.index] = list(mine)
+            mine[step.stream] += 1
+            place[step.index] = (step.stream, mine[step.stream])
+    return place, known
 
 
 def simulate(tasks: Sequence[Task], plan: StreamPlan, event_s: float = EVENT_S) -> Timeline:

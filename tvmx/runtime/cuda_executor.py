@@ -169,9 +169,9 @@ def _profile(program: CudaProgram, runs: int) -> Profile:
     try:
         for i in range(count + 1):
             marks[i] = device.mark_new()
-        program.hooked(marks)
+        program.marked(marks)
         for row in spent:
-            program.hooked(marks)
+            program.marked(marks)
             row[:] = [device.elapsed(marks[i] or 0, marks[i + 1] or 0) for i in range(count)]
     finally:
         for mark in marks:

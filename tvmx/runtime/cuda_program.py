@@ -190,21 +190,30 @@ class CudaProgram:
             for m, s, d, o in zip(self._outputs, self._out_shapes, self._out_dtypes, self.entry.outputs)
         ]
 
-    def hooked(self, marks: Any, after: Any = None) -> None:
-        """One run on one stream, with `marks` recorded between nodes, or `after(context, node)` called."""
+    def marked(self, marks: ctypes.Array[ctypes.c_void_p]) -> None:
+        """One run on one stream that records a mark before the first node and after each."""
+        self._call.marks = ctypes.addressof(marks)
+        try:
+            self._on_one_stream()
+        finally:
+            self._call.marks = None
+
+    def hooked(self, after: Any) -> None:
+        """One run on one stream, with `after(context, node)` called after each node."""
+        self._call.after = after
+        try:
+            self._on_one_stream()
+        finally:
+            self._call.after = _NO_HOOK
+
+    def _on_one_stream(self) -> None:
         if self._in_flight:
             self.synchronize()
         self._upload(0)
         self._call.stream = None
-        self._call.marks = ctypes.addressof(marks) if marks is not None else None
-        if after is not None:
-            self._call.after = after
-        try:
-            self.device.run(self._run, self._call)
-            self._stream, self._ran = 0, True
-            self.synchronize()
-        finally:
-            self._call.marks, self._call.after = None, _NO_HOOK
+        self.device.run(self._run, self._call)
+        self._stream, self._ran = 0, True
+        self.synchronize()
 
     def read(self, name: str, nbytes: int) -> bytes:
         """The first `nbytes` of tensor `name` as they are now."""
