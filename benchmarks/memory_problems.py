@@ -80,10 +80,104 @@ def training(count: int, seed: int = 0) -> Problem:
     return Problem(buffers)
 
 
+def coarse(count: int, seed: int = 0) -> Problem:
+    """`cut` on a coarse grid: 64 starts an instant and few sizes, so that hardly any match of sizes says much."""
+    instants, levels = max(count // 64, 8), 1 << 12
+    rng = random.Random(seed)
+    return _perfect([(0, instants, 0, levels)], count, rng, wheels=0.0, unit=256)
+
+
+def pinwheel(count: int, seed: int = 0) -> Problem:
+    """No straight cut goes through: rectangles turn into four around a fifth, again and again. Reachable bound."""
+    return _perfect([(0, 40 * count, 0, 1 << 20)], count, random.Random(seed), wheels=0.7, unit=1)
+
+
+def _perfect(
+    rects: list[tuple[int, int, int, int]], count: int, rng: random.Random, wheels: float, unit: int
+) -> Problem:
+    """Cut the largest rectangle (start, end, low, high) in two, or by chance `wheels` in five."""
+    heap = [(-(e - s) * (hi - lo), s, e, lo, hi) for s, e, lo, hi in rects]
+    done: list[tuple[int, int, int, int]] = []
+    while heap and len(heap) + len(done) < count:
+        _, s, e, lo, hi = heapq.heappop(heap)
+        wide, high = e - s, hi - lo
+        pieces: list[tuple[int, int, int, int]]
+        if wide > 8 and high > 8 and rng.random() < wheels and len(heap) + len(done) + 5 <= count:
+            t, u = sorted(s + 1 + round((wide - 2) * rng.uniform(a, a + 0.3)) for a in (0.1, 0.6))
+            x, y = sorted(lo + 1 + round((high - 2) * rng.uniform(a, a + 0.3)) for a in (0.1, 0.6))
+            pieces = [(s, t, lo, y), (s, u, y, hi), (t, u, x, y), (t, e, lo, x), (u, e, x, hi)]
+        elif wide > 1 and (high == 1 or rng.random() < 0.5):
+            t = s + max(1, min(wide - 1, round(wide * rng.uniform(0.15, 0.85))))
+            pieces = [(s, t, lo, hi), (t, e, lo, hi)]
+        elif high > 1:
+            x = lo + max(1, min(high - 1, round(high * rng.uniform(0.15, 0.85))))
+            pieces = [(s, e, lo, x), (s, e, x, hi)]
+        else:
+            done.append((s, e, lo, hi))
+            continue
+        for s, e, lo, hi in pieces:
+            heapq.heappush(heap, (-(e - s) * (hi - lo), s, e, lo, hi))
+    done += [each[1:] for each in heap]
+    rng.shuffle(done)
+    return Problem(Buffer(str(i), (s, e), (hi - lo) * unit, 1) for i, (s, e, lo, hi) in enumerate(done))
+
+
+def tiled(count: int, seed: int = 0) -> Problem:
+    """Copies of a small `cut` in a row and on one another, each with sizes of its own scale. Reachable bound."""
+    each = 250
+    rows = max(1, round((count / each) ** 0.5))
+    columns = max(1, count // (each * rows))
+    buffers = []
+    for row in range(rows):
+        scale = random.Random(seed + row).choice([1, 2, 3, 4, 8])
+        for column in range(columns):
+            for b in cut(each, seed + 1000 * row + column, 1 << 16):
+                at = 4 * each * column
+                buffers.append(Buffer(str(len(buffers)), (b.start + at, b.end + at), b.size * scale, 1))
+    random.Random(seed).shuffle(buffers)
+    return Problem(buffers)
+
+
+def mixed(count: int, seed: int = 0) -> Problem:
+    """`loose` with alignments from 1 to 4,096 bytes and some buffers that live from the beginning to the end."""
+    rng = random.Random(seed)
+    return Problem(
+        Buffer(
+            b.id,
+            (0, 4 * count) if rng.random() < 0.0002 else b.lifespan,
+            b.size,
+            rng.choice([1, 16, 64, 64, 256, 4096]),
+        )
+        for b in loose(count, seed)
+    )
+
+
+def unet(count: int, seed: int = 0) -> Problem:
+    """Down and up again, over and over: each level is kept for its way up; sizes halve and double with depth."""
+    rng = random.Random(seed)
+    buffers: list[Buffer] = []
+    at = 0
+    while len(buffers) < count:
+        depth, width = rng.randrange(3, 7), 64 * rng.randrange(256, 4096)
+        for level in range(2 * depth):
+            size = width >> (2 * min(level, 2 * depth - 1 - level) // 2)
+            for _ in range(3):
+                buffers.append(Buffer(str(len(buffers)), (at, at + 2), max(size, 64)))
+                at += 1
+            if level < depth:
+                buffers.append(Buffer(str(len(buffers)), (at - 1, at + 8 * (depth - level)), max(size, 64)))
+    return Problem(buffers[:count])
+
+
 GENERATORS: dict[str, Callable[[int, int], Problem]] = {
     "cut": cut,
+    "pinwheel": pinwheel,
+    "coarse": coarse,
+    "tiled": tiled,
     "loose": loose,
+    "mixed": mixed,
     "scattered": scattered,
     "network": network,
+    "unet": unet,
     "training": training,
 }

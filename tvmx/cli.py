@@ -495,13 +495,21 @@ def _log(arguments: argparse.Namespace) -> None:
 
 def _memory(arguments: argparse.Namespace) -> None:
     from tvmx.memory import plan
-    from tvmx.report.memory_table import load_problem, table
+    from tvmx.report.memory_table import Progress, load_problem, table
 
     problem = load_problem(arguments.problem)
+    interrupted = False
     if arguments.action == "compare":
         from tvmx.memory import compare
 
-        solutions = compare(problem, budget_s=arguments.budget_s, capacity=arguments.capacity)
+        progress = Progress(sys.stderr)
+        try:
+            compare(problem, arguments.budget_s, capacity=arguments.capacity, watch=progress)
+        except KeyboardInterrupt:
+            interrupted = True  # what is done is worth showing
+        solutions = sorted(progress.done, key=lambda s: s.height)
+        if not solutions:
+            raise KeyboardInterrupt
     else:
         options = {"planner": arguments.planner, "capacity": arguments.capacity}
         solutions = [plan(problem, budget_s=arguments.budget_s, **options)]
@@ -511,6 +519,8 @@ def _memory(arguments: argparse.Namespace) -> None:
         print(json.dumps([dataclasses.asdict(s) for s in solutions]))
     else:
         print(table(solutions))
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

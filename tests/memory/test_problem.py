@@ -44,7 +44,16 @@ def test_csv_without_optional_columns_is_written_as_minimalloc_writes_it(tmp_pat
         ("id,lower,upper\na,0,1\n", "needs id,lower,upper,size"),
         ("id,lower,upper,size,colour\na,0,1,4,red\n", "header"),
         ("id,lower,upper,size\na,0,1\n", ":2: 3 fields"),
-        ("id,lower,upper,size\na,0,1,x\n", ":2: invalid literal"),
+        ("id,lower,upper,size\na,0,1,x\n", ":2: size 'x' is not a whole number"),
+        ("id,lower,upper,size\na,0,1,1.5\n", "size '1.5' is not a whole number"),
+        ("id,lower,upper,size\na,,1,4\n", "lower '' is not a whole number"),
+        (f"id,lower,upper,size\na,0,1,{'9' * 5000}\n", "is not a whole number"),
+        (f"id,lower,upper,size\na,0,{'9' * 25},4\n", "is not within"),
+        (f"id,lower,upper,size\na,-{'9' * 25},1,4\n", "is not within"),
+        (f"id,lower,upper,size\na,0,1,{'9' * 25}\n", "size 9{25} is not in"),
+        ("id,lower,upper,size\na,5,2,4\n", r"lifespan \[5, 2\) is empty"),
+        ("id;lower;upper;size\na;0;1;4\n", "needs id,lower,upper,size"),
+        ("\0\1", "needs id,lower,upper,size"),
         ("id,lower,upper,size\na,0,1,4\nb,3,3,4\n", ":3: buffer 'b': lifespan"),
         ("id,lower,upper,size\na,0,1,-4\n", "size -4"),
         ("id,lower,upper,size\na,0,1,4\na,0,1,4\n", "'a' is used twice"),
@@ -54,6 +63,11 @@ def test_bad_csv_is_refused_naming_the_line(tmp_path, text, says):
     (tmp_path / "p.csv").write_text(text)
     with pytest.raises(PlanError, match=says):
         Problem.from_csv(tmp_path / "p.csv")
+
+
+def test_csv_of_a_spreadsheet_is_read(tmp_path):
+    (tmp_path / "p.csv").write_bytes(b"\xef\xbb\xbfid,lower,upper,size,alignment\r\na,-3, 4,16,\r\n\r\n")
+    assert list(Problem.from_csv(tmp_path / "p.csv")) == [Buffer("a", (-3, 4), 16, 1)]
 
 
 def test_missing_file_is_a_plan_error(tmp_path):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from tvmx.memory.blocks import Blocks, Ints
+from tvmx.memory.components import sections
+
+# Colours looked at for a block, the nearest in size: more take minutes on problems of tens of thousands of blocks.
+LOOKED_AT = 1000
 
 
 @dataclass
@@ -34,11 +39,17 @@ def plan_coloring(blocks: Blocks) -> Ints:
     colors: list[Color] = []
     start, end = blocks.start.tolist(), blocks.end.tolist()
     size, align = blocks.size.tolist(), blocks.align.tolist()
+    low, high = sections(blocks.start, blocks.end)
+    alive = np.zeros(int(high.max(initial=0)), dtype=np.int64)
     for k in np.lexsort((blocks.start, -blocks.size)).tolist():
         if blocks.pinned[k] >= 0:
             continue
-        # Colours were opened by falling size, so the last free one is the nearest in size.
-        color = next((c for c in reversed(colors) if c.is_free(start[k], end[k])), None)
+        here = alive[low[k] : high[k]]
+        color = None
+        if here.max() < len(colors):  # else every colour is taken at some instant of this life
+            # Colours were opened by falling size, so the last free one is the nearest in size.
+            color = next((c for c in islice(reversed(colors), LOOKED_AT) if c.is_free(start[k], end[k])), None)
+        here += 1
         if color is None:
             color = Color(size[k], align[k])
             colors.append(color)

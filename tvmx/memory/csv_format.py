@@ -24,7 +24,7 @@ def read_csv(path: str | os.PathLike[str]) -> list[Buffer]:
     """Buffers of a CSV file. Raises PlanError naming file and line for anything malformed."""
     path = Path(path)
     try:
-        with path.open(newline="", encoding="utf-8") as f:
+        with path.open(newline="", encoding="utf-8-sig") as f:  # spreadsheets write a byte order mark
             rows = list(csv.reader(f))
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise PlanError(f"{path}: cannot be read as CSV: {e}") from e
@@ -47,21 +47,28 @@ def read_csv(path: str | os.PathLike[str]) -> list[Buffer]:
         cells = dict(zip(header, row))
         try:
             buffers.append(_buffer(cells))
-        except (ValueError, PlanError) as e:
+        except PlanError as e:
             raise PlanError(f"{path}:{line}: {e}") from e
     return buffers
 
 
 def _buffer(cells: dict[str, str]) -> Buffer:
-    offset = cells.get("offset", "").strip()
+    def number(name: str, default: int | None = None) -> int:
+        text = cells.get(name, "").strip()
+        if not text and default is not None:
+            return default
+        if len(text) > 30 or not text.removeprefix("-").isdecimal():
+            raise PlanError(f"{name} {text[:30]!r} is not a whole number")
+        return int(text)
+
     return Buffer(
         cells["id"].strip(),
-        (int(cells["lower"]), int(cells["upper"])),
-        int(cells["size"]),
-        int(cells.get("alignment") or 1),
-        int(offset) if offset else None,
+        (number("lower"), number("upper")),
+        number("size"),
+        number("alignment", 1),
+        number("offset") if cells.get("offset", "").strip() else None,
         cells.get("alias_of", "").strip() or None,
-        int(cells.get("alias_offset") or 0),
+        number("alias_offset", 0),
         cells.get("alias", "").strip() or VIEW,
     )
 

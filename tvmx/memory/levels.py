@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,13 @@ from tvmx.memory.blocks import Ints
 from tvmx.memory.boxes import Boxes, boxes
 from tvmx.memory.components import Component
 from tvmx.memory.ejections import Ejections
-from tvmx.memory.engine import stack
+from tvmx.memory.engine import engine_name, stack
 from tvmx.memory.restarts import Budget, Restarts
 
 Int32s = NDArray[np.int32]
 # Shares of the steps that the cycles get; the last goes on from the best plan with single blocks.
 CYCLES = (0.1, 0.2, 0.3, 0.4)
-# Lowest-first plans that a cycle starts from; one where each takes as long as a search.
+# Lowest-first plans that a cycle starts from; one, after the first cycle, where each takes as long as a search.
 STACKS = 4
 LARGE = 5000
 # What a lowest-first plan costs in steps per block.
@@ -46,8 +47,8 @@ class Level:
     def project(self, offsets: Int32s) -> Int32s:
         """Where the boxes lie when the blocks lie at `offsets`, as a plan of fewer boxes left them."""
         if self.boxes is None:
-            return offsets.copy()
-        lowest: Int32s = np.zeros(len(self.part.size), dtype=np.int32)
+            return np.array(offsets, dtype=np.int32)
+        lowest = np.zeros(len(self.part.size), dtype=np.int32)
         lowest[self.boxes.box_of] = offsets - self.boxes.inner
         return lowest
 
@@ -60,16 +61,22 @@ def levels_of(part: Component) -> list[Level]:
 def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed: int, budget: Budget) -> Int32s:
     """The lowest plan found within the budget; stops at `goal` units. `offsets` are a plan to start from, if any."""
     part = levels[-1].part
+    # Without the core a lowest-first plan of very many takes minutes: the one given has to do.
     ranks = Restarts(levels[0].part, seed).ranks()
     best, total = offsets, budget.steps
+    if len(levels) > 1 and best is not None and engine_name() == "c":
+        plain = _stacked(part, islice(Restarts(part, seed).ranks(), 1), goal, budget)
+        best = min(plain, best, key=lambda plan: _height(part, plan))
     for turn, share in enumerate(CYCLES):
         if best is not None and (_height(part, best) <= goal or budget.spent):
             break
-        chosen, found = levels, best
-        if found is None or turn < len(CYCLES) - 1:
-            found = levels[0].expand(_stacked(levels[0].part, ranks, goal, budget))
+        chosen = levels
+        stacks = engine_name() == "c" or len(levels[0].part.size) < LARGE
+        if best is None or (stacks and turn < len(CYCLES) - 1):
+            count = STACKS if len(levels[0].part.size) < LARGE or best is offsets else 1
+            found = levels[0].expand(_stacked(levels[0].part, islice(ranks, count), goal, budget))
         else:
-            chosen = levels[-1:]
+            chosen, found = levels[-1:], best
         if len(levels) == 1 and best is not None and _height(part, best) < _height(part, found):
             found = best
         for level in chosen:
@@ -88,8 +95,8 @@ def _stacked(part: Component, ranks: Iterator[Int32s], goal: int, budget: Budget
     """The lowest of a few lowest-first plans."""
     size, align = part.size.astype(np.int64), part.align.astype(np.int64)
     plans: list[Ints] = []
-    for _ in range(STACKS if len(size) < LARGE else 1):
-        plans.append(stack(part.start, part.end, size, align, next(ranks)))
+    for rank in ranks:
+        plans.append(stack(part.start, part.end, size, align, rank))
         budget.steps -= STACK_STEPS * len(size)
         if int((plans[-1] + size).max()) <= goal or budget.spent:
             break

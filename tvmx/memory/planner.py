@@ -156,13 +156,27 @@ def plan(
     return solution
 
 
-def compare(problem: Problem, budget_s: float = 2.0, seed: int = 0, capacity: int | None = None) -> list[Solution]:
+def compare(
+    problem: Problem,
+    budget_s: float = 2.0,
+    seed: int = 0,
+    capacity: int | None = None,
+    watch: Callable[[str, Solution | None], None] | None = None,
+) -> list[Solution]:
     """The plan of every planner, the lowest first ("best" is left out: it is the first of these).
 
+    `watch(name, None)` is called before a planner starts, `watch(name, solution)` when it is done.
     Raises PlanError as `plan` does.
     """
-    names = [name for name in PLANNERS if name != "best"]
-    solutions = [plan(problem, budget_s, name, seed, capacity) for name in names]
+    solutions = []
+    for name in PLANNERS:
+        if name == "best":
+            continue
+        if watch:
+            watch(name, None)
+        solutions.append(plan(problem, budget_s, name, seed, capacity))
+        if watch:
+            watch(name, solutions[-1])
     return sorted(solutions, key=lambda s: s.height)
 
 

@@ -15,6 +15,7 @@ VIEW = "view"
 INPLACE = "inplace"
 # Keeps every sum of sizes inside int64, for the compiled core as well as for numpy.
 MAX_BYTES = 1 << 60
+MAX_TIME = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Buffer:
         start, end = self.lifespan
         if start >= end:
             raise PlanError(f"buffer {self.id!r}: lifespan [{start}, {end}) is empty; give (first use, last use + 1)")
+        if start < -MAX_TIME or end > MAX_TIME:
+            raise PlanError(f"buffer {self.id!r}: lifespan [{start}, {end}) is not within ±2**60 instructions")
         if not 0 <= self.size <= MAX_BYTES:
             raise PlanError(f"buffer {self.id!r}: size {self.size} is not in [0, 2**60] bytes")
         if not 1 <= self.alignment <= MAX_BYTES:

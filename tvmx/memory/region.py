@@ -9,6 +9,9 @@ import numpy as np
 from tvmx.memory.blocks import Blocks, Ints
 from tvmx.memory.engine import place_in_order
 
+# Above so many blocks, each of which takes a pass per number of phases, only two numbers are tried.
+MAX_TRIED = 20_000
+
 
 def plan_region(blocks: Blocks) -> Ints:
     """Cut time where few bytes live; place what crosses a cut first, then each phase as a region.
@@ -20,7 +23,10 @@ def plan_region(blocks: Blocks) -> Ints:
     best: Ints | None = None
     if n == 0:
         return np.zeros(0, dtype=np.int64)
-    for phases in sorted({1, 2, 4, max(2, int(n**0.5) // 2), max(2, int(n**0.5))}):
+    tried = {1, 2, 4, max(2, int(n**0.5) // 2), max(2, int(n**0.5))}
+    if n > MAX_TRIED:
+        tried = {2, max(2, int(n**0.5))}
+    for phases in sorted(tried):
         offsets = _with_phases(blocks, _cuts(blocks, phases))
         if best is None or blocks.height(offsets) < blocks.height(best):
             best = offsets

@@ -25,6 +25,8 @@ Int32s = NDArray[np.int32]
 # A problem that joins into so many times fewer boxes is planned from them; small parts may be as they are.
 FEWER = 8
 SMALL = 100
+# Above this, boxes opened level by level come before the depth-first search.
+MEDIUM = 500
 # Above this the open lists of a depth-first search (4 n² bytes) and its dives (n² steps) are too much.
 MAX_EXACT = 4000
 # Lowest-first plans tried per component, and what one costs in steps per block.
@@ -34,6 +36,7 @@ STACK_STEPS = 30
 LARGE = 5000
 # Steps a block that a search takes at least, whatever the budget: fewer move nothing in a large problem.
 LEAST_STEPS = 2000
+LEAST_STEPS_LARGE = 6000
 # An ejection search of fewer steps a block has not looked at every block often enough.
 EJECTION_STEPS = 150
 
@@ -46,11 +49,15 @@ class Searched:
     steps: int
 
 
+def _least_steps(count: int) -> int:
+    return count * (LEAST_STEPS if count < LARGE else LEAST_STEPS_LARGE)
+
+
 def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: int) -> Searched:
     """Better offsets than `offsets`, down to `target` bytes. Blocks without pins only."""
     offsets = offsets.copy()
     tall = [index for index in components(blocks) if int((offsets[index] + blocks.size[index]).max()) > target]
-    budget = Budget.of(budget_s, at_least=LEAST_STEPS * sum(map(len, tall)))
+    budget = Budget.of(budget_s, at_least=_least_steps(sum(map(len, tall))))
     total = budget.steps
     truncated = False
     if tall:
@@ -85,7 +92,7 @@ def search_boxes(blocks: Blocks, target: int, budget_s: float, seed: int) -> Sea
     parts = components(blocks)
     if len(blocks) <= MAX_EXACT or budget_s <= 0 or (blocks.pinned >= 0).any():
         return None
-    budget = Budget.of(budget_s, at_least=LEAST_STEPS * len(blocks))
+    budget = Budget.of(budget_s, at_least=_least_steps(len(blocks)))
     total = budget.steps
     offsets = np.zeros(len(blocks), dtype=np.int64)
     todo = []
@@ -114,6 +121,11 @@ def _lowered(part: Component, size: Ints, offsets: Ints, target: int, seed: int,
         found_bytes = found.astype(np.int64) * part.unit
         return found_bytes, int((found_bytes + size).max()) <= target
     portfolio = Portfolio(part, part.units_below(target), seed, budget)
+    if len(part.index) > MEDIUM and portfolio.height > part.units_below(target):
+        share = Budget(budget.steps // 3, budget.deadline)
+        before = share.steps
+        portfolio.take(lower_by_levels(levels_of(part), portfolio.offsets, part.units_below(target), seed, share))
+        budget.steps -= before - share.steps
     found, proved = _descend(portfolio, part.units_below(target), budget)
     return found.astype(np.int64) * part.unit, proved
 

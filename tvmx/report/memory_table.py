@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tvmx.errors import PlanError
 from tvmx.memory import Problem, Solution
@@ -28,6 +29,22 @@ def load_problem(path: str | Path, entry: str | None = None) -> Problem:
         return value
 
     return to_problem(chosen.arena.buffers, size)
+
+
+class Progress:
+    """Follows `compare`: keeps the plans that are done, and writes a line on the one at work to a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.done: list[Solution] = []
+
+    def __call__(self, name: str, solution: Solution | None) -> None:
+        if solution is not None:
+            self.done.append(solution)
+        if self.stream.isatty():
+            text = f"{name} …" if solution is None else ""
+            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.flush()
 
 
 def table(solutions: Sequence[Solution]) -> str:
