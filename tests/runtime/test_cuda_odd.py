@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.cuda.fake_gpu import FakeGpu, needs_gpu_tools
 from tvmx.errors import InputError
+from tvmx.executor import cuda_schedule
 from tvmx.executor.bundle import write_bundle
+from tvmx.executor.streams import plan_streams
 from tvmx.report.device_code import read_cubins
 from tvmx.runtime import CudaExecutor
 
@@ -126,3 +129,28 @@ def test_an_if_is_decided_on_the_device(gpu: FakeGpu) -> None:
     with CudaExecutor(path, driver=gpu.driver) as ex:
         for x in (np.array([1, 2, 3], "f"), np.array([-1, -2, -3], "f")):
             np.testing.assert_array_equal(ex({"x": x})["y"], -x)
+
+
+def test_parts_are_computed_where_they_belong(gpu: FakeGpu) -> None:
+    """Slices are views, a concatenation's parts lie in its result, whichever streams they come from."""
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b"], axis=0),
+        helper.make_node("Exp", ["a"], ["p"]),
+        helper.make_node("Softmax", ["b"], ["q"], axis=1),
+        helper.make_node("Concat", ["q", "p"], ["c"], axis=0),
+        helper.make_node("Softmax", ["c"], ["y"], axis=1),
+    ]
+    proto = model(nodes, [info("x", F, 4, 64)], [info("y", F, 4, 64)], [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_schedule, "plan_streams", functools.partial(plan_streams, event_s=0.0))
+        path = gpu.compile(proto, "parts")
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype("f")
+    wanted = onnxruntime.InferenceSession(proto).run(None, {"x": x})[0]
+    with CudaExecutor(path, driver=gpu.driver) as ex:
+        assert not any("concat" in n.op or "split" in n.op for n in ex.manifest.entries["main"].nodes)
+        for order in ("forward", "backward"):
+            gpu.order(order)
+            np.testing.assert_allclose(ex({"x": x})["y"], wanted, rtol=1e-5)
+        tensors = ex.debug_run({"x": x})
+        joined = np.concatenate([np.exp(x[2:]) / np.exp(x[2:]).sum(1, keepdims=True), np.exp(x[:2])])
+        assert any(a.shape == (4, 64) and np.allclose(a, joined, rtol=1e-5) for a in tensors.values())

@@ -21,6 +21,7 @@ from tvmx.executor.host_code import HostSource
 from tvmx.executor.kernels import KernelSet, collect
 from tvmx.executor.link import Toolchain, link_cuda, write_data
 from tvmx.executor.manifest import Bounds, entry_manifest, library_manifest
+from tvmx.executor.sharing import shared
 from tvmx.graph import COPY
 from tvmx.runtime.arena import ArenaBuffer
 from tvmx.runtime.manifest import Branch
@@ -51,6 +52,7 @@ def build_cuda_artifact(
 
     assert target.gpu is not None, "a CUDA target"
     refuse(programs, target)
+    programs = [dataclasses.replace(p, graph=shared(p.graph)) for p in programs if p.graph is not None]
     tools = Toolchain.of(target)
     kernels = collect([(p.entry, _functions(p), {}) for p in programs])
     code = compile_device(kernels.funcs, _unscheduled(programs, kernels), target, jobs, source_folder)

@@ -235,16 +235,19 @@ class CudaProgram:
 
     def _address_of(self, name: str) -> int:
         tensor = self.entry.tensors[name]
+        inner = 0
         while tensor.alias_of is not None:
+            assert isinstance(tensor.alias_offset, int), "shapes are fixed"
+            inner += tensor.alias_offset
             tensor = self.entry.tensors[tensor.alias_of]
         if tensor.kind == "input":
-            return int(self._in[list(self.slots).index(tensor.name)] or 0)
+            return inner + int(self._in[list(self.slots).index(tensor.name)] or 0)
         if tensor.kind == "output":
-            return self._outputs[self.entry.output_tensors.index(tensor.name)].address
+            return inner + self._outputs[self.entry.output_tensors.index(tensor.name)].address
         offsets = self.entry.arena.offsets
         assert offsets is not None
         assert tensor.kind == "intermediate", "constants are not read back"
-        return self._arena.address + offsets[tensor.name]
+        return inner + self._arena.address + offsets[tensor.name]
 
     def _upload(self, stream: int) -> None:
         for index, slot in enumerate(self._slot_list):
