@@ -33,7 +33,7 @@ ANCHOR = "gemm"
 
 
 def _is_gemm(workload: Workload) -> bool:
-    return workload.op == "cuda.gemm" and workload.is_static
+    return workload.op == "cuda.gemm"  # all is static but, perhaps, the number of rows
 
 
 @schedule_rule("cuda.mma", match=_is_gemm, when=lambda t: t.gpu is not None and t.gpu.has_mma)
@@ -76,13 +76,15 @@ def schedule_gemm(
     # Loops.
     block = anchor.rv
     g, i, j, k = sch.get_loops(block)
-    sizes = [as_int(sch.get(l).extent) or 0 for l in (i, j, k)]
+    sizes = [as_int(sch.get(l).extent) or 0 for l in (i, j, k)]  # 0: a symbolic number of rows
     i, it = sch.split(i, [None, 16])
     j, jt = sch.split(j, [None, 16])
     k, kt = sch.split(k, [None, names.step])
     sch.reorder(g, i, j, k, it, jt, kt)
     inner, outer = block, sch.blockize(it)
-    rows = sch.sample_perfect_tile(i, 3, 4, decision=[sizes[0] // tm, tm // wm // 16, wm])
+    rows: list[Any] = [None, tm // wm // 16, wm]
+    if sizes[0]:
+        rows = sch.sample_perfect_tile(i, 3, 4, decision=[sizes[0] // tm, tm // wm // 16, wm])
     near = max(d for d in range(1, RASTER + 1) if sizes[1] // tn % d == 0)
     columns = sch.sample_perfect_tile(j, 4, 8, decision=[sizes[1] // tn // near, near, wn, tn // wn // 16])
     depth = sch.sample_perfect_tile(k, 2, 8, decision=[sizes[2] // tk, tk // names.step])

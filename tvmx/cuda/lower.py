@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,15 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel's pointer argument: the PrimFunc's tensor parameter (`index` ≥ 0) or workspace number -1 - index."""
+    """A kernel's pointer argument: the PrimFunc's tensor parameter (`index` ≥ 0) or workspace number -1 - index.
+
+    With a `value` it is that number instead, a dim of a kernel whose shapes were symbolic.
+    """
 
     index: int
     dtype: str
     shape: tuple[int, ...]
+    value: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,29 @@ def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
     """One scheduled PrimFunc of static shape → its CUDA source and launches.
 
     `target` is a `tvmx.target.Target` of kind "cuda" (or what `tvm.target.Target` makes of it).
-    Raises CompileError when it does not lower: a block outside every thread, a symbolic launch.
+    Raises CompileError when it does not lower: a block outside every thread, a symbolic launch
+    (`tvmx.cuda.symbolic` lowers those).
+    """
+
+    def argument(index: int, dtype: str, shape: Sequence[Any], value: Any) -> Argument:
+        return Argument(index, dtype, tuple(_int(e, name) for e in shape), None if value is None else _int(value, name))
+
+    def launch(kernel: str, arguments: Any, grid: Any, block: Any, shared: Any) -> Launch:
+        gx, gy, gz = (_int(e, kernel) for e in grid)
+        bx, by, bz = (_int(e, kernel) for e in block)
+        return Launch(kernel, tuple(arguments), (gx, gy, gz), (bx, by, bz), _int(shared, kernel))
+
+    source, launches, parameters = lowered(func, target, name, argument, launch)
+    return DeviceProgram(name, source, tuple(launches), tuple(parameters))
+
+
+def lowered(
+    func: Any, target: Any, name: str, argument: Callable[..., Any], launch: Callable[..., Any]
+) -> tuple[str, list[Any], list[Any]]:
+    """(CUDA source, launches, parameters) of a scheduled PrimFunc; the latter are made by the functions given:
+    `argument(index, dtype, shape, value)`, `launch(kernel, arguments, grid, block, shared)` of TIR expressions.
+
+    Raises CompileError.
     """
     import tvm
     from tvm import tirx
@@ -146,7 +172,7 @@ def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
             mod = tirx.transform.BindTarget(chosen)(mod)
             mod = tvm.ir.transform.Sequential(device_passes())(mod)
             host = mod[name]
-            launches = _launches(host)
+            launches = _launches(host, argument, launch)
             device = _device_module(mod, name)
             source = mended(tvm.get_global_func("target.build.cuda")(device, chosen).inspect_source())
     except CompileError:
@@ -154,8 +180,7 @@ def lower_kernel(func: Any, target: Any, name: str = "main") -> DeviceProgram:
     except Exception as error:
         raise CompileError(f"kernel {name!r} does not lower to CUDA: {_reason(error)}") from error
     buffers = [p for p in func.params if hasattr(p.ty, "shape")]
-    parameters = tuple(Argument(i, str(b.dtype), _shape(b)) for i, b in enumerate(buffers))
-    return DeviceProgram(name, source, launches, parameters)
+    return source, launches, [argument(i, str(b.dtype), b.shape, None) for i, b in enumerate(buffers)]
 
 
 def _storage_rewrite() -> Any:
@@ -255,42 +280,53 @@ def _whole_words(source: str) -> str:
     return _BYTES.sub(words, source)
 
 
-def _launches(host: Any) -> tuple[Launch, ...]:
+def _launches(host: Any, argument: Callable[..., Any], launch: Callable[..., Any]) -> list[Any]:
     """The kernel calls of the host function, their pointers traced back to its parameters or workspaces."""
+    from tvm import tirx
     from tvm.ir import Call
 
-    from tvmx.schedule.tir import walk
+    from tvmx.schedule.tir import substitute, walk
 
     owner = _Owners(host)
-    found: list[Launch] = []
+    values: list[tuple[Any, Any]] = []
+    walk(host.body, tirx.Bind, lambda b: values.append((b.var, b.value)))
+    found: list[Any] = []
+
+    def plain(expr: Any) -> Any:
+        for _ in values:
+            expr = substitute(expr, values)
+        return expr
+
+    def one(expr: Any) -> Any:
+        if _is_number(expr):
+            return argument(0, str(expr.ty.dtype), (), plain(expr))
+        index, buffer = owner.find(expr)
+        return argument(index, str(buffer.dtype), [plain(e) for e in buffer.shape], None)
 
     def visit(call: Any) -> None:
         if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
             return
         kernel, *rest = call.args
         tags = [str(t) for t in call.attrs["launch_params"]]
-        pointers, sizes = rest[: len(rest) - len(tags)], rest[len(rest) - len(tags) :]
-        values = {tag: _int(size, kernel) for tag, size in zip(tags, sizes)}
-        found.append(
-            Launch(
-                kernel=str(kernel.value),
-                arguments=tuple(owner.argument(p) for p in pointers),
-                grid=_extents(values, "blockIdx"),
-                block=_extents(values, "threadIdx"),
-                shared_bytes=values.get("tirx.use_dyn_shared_memory", 0),
-            )
-        )
+        arguments, sizes = rest[: len(rest) - len(tags)], rest[len(rest) - len(tags) :]
+        extents = {tag: plain(size) for tag, size in zip(tags, sizes)}
+        grid, block = ([extents.get(f"{kind}.{axis}", 1) for axis in AXES] for kind in ("blockIdx", "threadIdx"))
+        shared = extents.get("tirx.use_dyn_shared_memory", 0)
+        found.append(launch(str(kernel.value), [one(a) for a in arguments], grid, block, shared))
 
     walk(host.body, Call, visit)
-    return tuple(found)
+    return found
 
 
-def _extents(values: Mapping[str, int], kind: str) -> tuple[int, int, int]:
-    x, y, z = (values.get(f"{kind}.{axis}", 1) for axis in AXES)
-    return x, y, z
+def _is_number(expr: Any) -> bool:
+    """Is a kernel's argument a scalar, not a pointer?"""
+    dtype = str(getattr(expr.ty, "dtype", "handle"))
+    return dtype.startswith(("int", "uint"))
 
 
 def _int(value: Any, kernel: Any) -> int:
+    if isinstance(value, int):
+        return value
     if hasattr(value, "value"):
         return int(value.value)
     raise CompileError(f"kernel {kernel}: launch size {value} is not known at compile time")
@@ -310,15 +346,16 @@ class _Owners:
         walk(host.body, tirx.DeclBuffer, lambda d: self._views.append((d.buffer, d.data)))
         walk(host.body, tirx.AllocBuffer, lambda a: self._spaces.append(a.buffer))
 
-    def argument(self, pointer: Any) -> Argument:
+    def find(self, pointer: Any) -> tuple[int, Any]:
+        """(index as in `Argument`, the buffer)."""
         buffer = _pointee(pointer)
         for _ in range(8):
             for index, param in enumerate(self._params):
                 if buffer.same_as(param):
-                    return Argument(index, str(param.dtype), _shape(param))
+                    return index, param
             for index, space in enumerate(self._spaces):
                 if buffer.same_as(space):
-                    return Argument(-1 - index, str(space.dtype), _shape(space))
+                    return -1 - index, space
             view = next((data for b, data in self._views if b.same_as(buffer)), None)
             if view is None:
                 break
@@ -330,10 +367,6 @@ def _pointee(expr: Any) -> Any:
     """The buffer of `buffer.data`."""
     args = getattr(expr, "args", None)
     return args[0] if args is not None and len(args) == 1 else expr
-
-
-def _shape(buffer: Any) -> tuple[int, ...]:
-    return tuple(_int(e, buffer) for e in buffer.shape)
 
 
 def _reason(error: BaseException) -> str:

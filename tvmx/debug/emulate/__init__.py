@@ -8,7 +8,7 @@ read before they arrive, and barriers that not all threads reach; and counts ban
 """
 
 from tvmx.debug.emulate.check import KernelCheck, check_kernels
-from tvmx.debug.emulate.run import Emulation, KernelFault, compiler, emulate, run_program
+from tvmx.debug.emulate.run import Emulation, KernelFault, compiler, emulate, run_program, run_symbolic
 from tvmx.debug.emulate.serial import run_serial
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "emulate",
     "run_program",
     "run_serial",
+    "run_symbolic",
 ]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmx.cuda.lower import DeviceProgram, Launch, lower_kernel
+from tvmx.cuda.symbolic import SymbolicProgram
 from tvmx.debug.emulate.source import to_cpp
 from tvmx.errors import CompileError, InputError
 
@@ -74,24 +75,48 @@ def run_program(
     for parameter in program.parameters[len(tensors) :]:
         tensors.append(_poisoned(parameter.shape, parameter.dtype))
     library = _library(to_cpp(program.source))
+    return _run_launches(library, program, tensors, len(inputs), reverse, races)
+
+
+def run_symbolic(
+    program: SymbolicProgram, inputs: Sequence[Sequence[np.ndarray]], reverse: bool = False, races: bool = True
+) -> list[Emulation]:
+    """Run one symbolic program on several sets of inputs, whose shapes say the dims; it is compiled once."""
+    library = _library(to_cpp(program.source))
+    outcomes = []
+    for arrays in inputs:
+        bound = program.bind(program.dims_of([a.shape for a in arrays]))
+        tensors = [np.ascontiguousarray(a) for a in arrays]
+        tensors += [_poisoned(p.shape, p.dtype) for p in bound.parameters[len(arrays) :]]
+        outcomes.append(_run_launches(library, bound, tensors, len(arrays), reverse, races))
+    return outcomes
+
+
+def _run_launches(
+    library: Any, program: DeviceProgram, tensors: list[np.ndarray], given: int, reverse: bool, races: bool
+) -> Emulation:
     spaces: dict[int, np.ndarray] = {}
     total = [0] * len(FIGURES)
     for launch in program.launches:
         for argument in launch.arguments:
-            if argument.index < 0 and argument.index not in spaces:
+            if argument.value is None and argument.index < 0 and argument.index not in spaces:
                 spaces[argument.index] = _poisoned(argument.shape, argument.dtype)
-        arrays = [tensors[a.index] if a.index >= 0 else spaces[a.index] for a in launch.arguments]
+        arrays = [
+            a.value if a.value is not None else tensors[a.index] if a.index >= 0 else spaces[a.index]
+            for a in launch.arguments
+        ]
         figures = _run(library, launch, arrays, reverse, races)
         total = [t + getattr(figures, n) for t, n in zip(total, FIGURES)]
-    return Emulation(tuple(tensors[len(inputs) :]), *total)
+    return Emulation(tuple(tensors[given:]), *total)
 
 
-def _run(library: Any, launch: Launch, arrays: list[np.ndarray], reverse: bool, races: bool) -> _Figures:
+def _run(library: Any, launch: Launch, arrays: list[np.ndarray | int], reverse: bool, races: bool) -> _Figures:
+    """`arrays` in the order of the kernel's arguments; a number is a scalar, and travels as a pointer's bits."""
     entry = ctypes.cast(getattr(library, f"tvmx_entry_{launch.kernel}"), ctypes.c_void_p)
     # Copies in memory of their own, 256-byte aligned as on a device, apart from each other so that bounds are seen.
-    homes = [_aligned(a) for a in arrays]
-    pointers = (ctypes.c_void_p * max(1, len(arrays)))(*[h.ctypes.data for h in homes])
-    sizes = (ctypes.c_uint64 * max(1, len(arrays)))(*[a.nbytes for a in arrays])
+    homes = [a if isinstance(a, int) else _aligned(a) for a in arrays]
+    pointers = (ctypes.c_void_p * max(1, len(arrays)))(*[h if isinstance(h, int) else h.ctypes.data for h in homes])
+    sizes = (ctypes.c_uint64 * max(1, len(arrays)))(*[0 if isinstance(a, int) else a.nbytes for a in arrays])
     reason = ctypes.create_string_buffer(512)
     figures = _Figures()
     failed = library.tvmx_emulate(
@@ -99,7 +124,8 @@ def _run(library: Any, launch: Launch, arrays: list[np.ndarray], reverse: bool, 
         ctypes.c_uint(launch.shared_bytes), int(reverse), int(races), ctypes.byref(figures), reason,
     )  # fmt: skip
     for array, home in zip(arrays, homes):
-        array[...] = home
+        if not isinstance(array, int):
+            array[...] = home
     if failed:
         raise KernelFault(f"{launch.kernel}: {reason.value.decode(errors='replace')}")
     return figures

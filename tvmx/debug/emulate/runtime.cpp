@@ -237,6 +237,7 @@ void access(const void* pointer, size_t size, bool write, bool aligned) {
                  (size_t)((uintptr_t)p % size));
   if (p >= shared && p < shared + SHARED) return shared_access(p - shared, size, write);
   for (Region& r : regions) {
+    if (r.begin == r.end) continue;  // a scalar argument, or an empty tensor
     if (p + size <= r.begin - 4096 || p >= r.end + 4096) continue;
     if (p < r.begin || p + size > r.end)
       return fault("%s of %zu bytes at offset %ld of argument %zu, which has %zu bytes", write ? "write" : "read", size,

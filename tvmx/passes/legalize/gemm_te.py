@@ -32,7 +32,7 @@ class Gemm:
     """`vector` elements of a row of A (and of B) lie together and exist together; `accumulate` is gemm's dtype."""
 
     groups: int
-    m: int
+    m: Any  # an expression where the number of rows is symbolic
     n: int
     k: int
     tile: Tile
@@ -43,7 +43,7 @@ class Gemm:
     transposed: bool = True  # B is [n, k]: both operands then have k contiguous
 
     @property
-    def padded(self) -> tuple[int, int, int]:
+    def padded(self) -> tuple[Any, int, int]:
         """(m, n, k) as whole tiles."""
         t = self.tile
         return _up(self.m, t.tm), _up(self.n, t.tn), _up(self.k, t.tk)
@@ -74,7 +74,7 @@ def product(a: Access, b: Access, dtype: str, shared_b: bool, p: Gemm, fill: int
         "tvmx.vectors": [p.vector_a, p.vector_b],
         "tvmx.transposed": int(p.transposed),
         "tvmx.grouped": int(p.grouped),
-        "tvmx.size": [p.groups, p.m, p.n, p.k],
+        "tvmx.size": [p.groups, p.m if isinstance(p.m, int) else 0, p.n, p.k],  # 0: symbolic
     }
     return te.compute((p.groups, m, n), element, name="gemm", attrs=notes)
 
@@ -119,7 +119,8 @@ def window_rows(x: Any, window: Window, groups: int, p_rows: int, vector: int) -
 
     `p_rows` is the padded number of rows; the caller guards k.
     """
-    n, h, w, c = (int(d) for d in x.shape)
+    h, w, c = (int(d) for d in x.shape[1:])
+    n = int(x.shape[0]) if hasattr(x.shape[0], "value") or isinstance(x.shape[0], int) else x.shape[0]
     oh, ow = window.output(h, w)
     kh, kw = window.kernel
     top, left = window.pads[:2]
@@ -135,7 +136,7 @@ def window_rows(x: Any, window: Window, groups: int, p_rows: int, vector: int) -
         y = row * sh + (tap // kw) * dh - top
         z = column * sw + (tap % kw) * dw - left
         conditions = []
-        if p_rows != n * oh * ow:
+        if not isinstance(n, int) or p_rows != n * oh * ow:
             conditions.append(m < n * oh * ow)
         if top > 0:
             conditions.append(y >= 0)
@@ -172,15 +173,20 @@ def sum_parts(parts: Any, shape: Sequence[int], dtype: str, finish: Finish = lam
     return te.compute(tuple(shape), total, name="sum_parts")
 
 
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
+def _up(size: Any, step: int) -> Any:
+    return (size + (step - 1)) // step * step
+
+
+def is_int(value: Any, number: int) -> bool:
+    """Is `value` this very number, and no expression?"""
+    return isinstance(value, int) and value == number
 
 
 def _linear(index: Sequence[Any], extents: Sequence[int]) -> Any:
     """Row-major position; an axis of extent 1 has no part in it, and schedules need not see through it."""
     value: Any = None
     for i, e in zip(index, extents):
-        if e != 1:
+        if not is_int(e, 1):
             value = i if value is None else value * e + i
     return 0 if value is None else value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_te import Window
 from tvmx.passes.legalize.conversions import dequantize, quantize
 from tvmx.passes.legalize.gemm_model import Problem, choose
-from tvmx.passes.legalize.gemm_te import Gemm
+from tvmx.passes.legalize.gemm_te import Gemm, is_int
 from tvmx.passes.legalize.integer import through_padding
 from tvmx.passes.legalize.matmul import Operand, operand
 from tvmx.target import Gpu, Target
 
+TYPICAL_ROWS = 512  # that tiles are chosen for where the number of rows is not known
 MIN_GROUP = 8  # channels of a group below which fragments would be mostly padding
 
 
@@ -60,9 +61,11 @@ def conv2d(bb: Any, call: Any, gpu: Gpu) -> Any:
     fill = 0
     if types[0] == "int8" or not any(pads):
         x, pads, fill = through_padding(bb, x, pads)
-    shape, filters = static_shape(x), static_shape(weight)
-    if shape is None or filters is None or 0 in (*shape, *filters):
+    shape, filters = tuple(int(d) if hasattr(d, "value") else d for d in x.ty.shape), static_shape(weight)
+    if filters is None or 0 in filters or any(is_int(d, 0) for d in shape):
         return None
+    if not all(isinstance(d, int) for d in shape[1:]):
+        return None  # images of unknown size: the SIMT schedules'
     kh, kw, depth, out = filters
     groups = int(attrs.groups)
     mine = out // groups
@@ -71,7 +74,11 @@ def conv2d(bb: Any, call: Any, gpu: Gpu) -> Any:
     window = Window((kh, kw), _pair(attrs.strides), pads, _pair(attrs.dilation))  # type: ignore[arg-type]
     oh, ow = window.output(*shape[1:3])
     dtype = str(call.ty.dtype)
-    size = Problem(groups, shape[0] * oh * ow, mine, kh * kw * depth, types[0], _bytes(dtype))
+    fixed = isinstance(shape[0], int)
+    if groups > 1 and not fixed:
+        return None
+    images = shape[0] if fixed else -(-TYPICAL_ROWS // (oh * ow))
+    size = Problem(groups, images * oh * ow, mine, kh * kw * depth, types[0], _bytes(dtype))
     vector = gemm_te.vector_of(depth, element=size.bytes)
     constant = constant_of(bb, weight)
     matrix = None if constant is None else _columns(constant, groups)
@@ -91,6 +98,7 @@ def conv2d(bb: Any, call: Any, gpu: Gpu) -> Any:
     return _emit(
         bb, call, size, gpu, types, (x, vector, rows, fill), (weight, matrix, columns, mine), (shape[0], oh, ow, out),
         "conv2d_1x1" if (kh, kw) == (1, 1) else "conv2d", groups > 1,
+        rows_of_c=None if fixed else _product((shape[0], oh * ow)),
     )  # fmt: skip
 
 
@@ -98,16 +106,19 @@ def matmul(bb: Any, call: Any, gpu: Gpu) -> Any:
     """R.matmul of static shapes; None where it is no Tensor Core product."""
     types = element_type(call, gpu)
     a, b = (operand(bb, arg) for arg in call.args)
-    shape = static_shape(call)
-    if types is None or a is None or b is None or shape is None or 0 in shape or len(shape) < 2:
+    if types is None or a is None or b is None:
         return None
+    shape = tuple(int(d) if hasattr(d, "value") else d for d in call.ty.shape)
     k, n = a.columns, b.columns
-    if not all(isinstance(d, int) for d in (*a.shape, *b.shape)):
+    if len(shape) < 2 or not all(isinstance(d, int) for d in (k, *b.shape)) or any(is_int(d, 0) for d in shape):
         return None
-    together = math.prod(b.batch) == 1 and (not a.transposed or math.prod(a.batch) == 1)
+    fixed = all(isinstance(d, int) for d in (*shape, *a.shape))
+    together = math.prod(b.batch) == 1 and (not a.transposed or (fixed and math.prod(a.batch) == 1))
+    if not fixed and not (together and _leads(shape[:-1]) and _leads(a.shape[:-1])):
+        return None  # the SIMT schedules'
     groups = 1 if together else math.prod(shape[:-2])
-    m = math.prod(shape[:-1]) if together else shape[-2]
-    size = Problem(groups, m, n, k, types[0], _bytes(str(call.ty.dtype)))
+    m = _product(shape[:-1]) if together else shape[-2]
+    size = Problem(groups, m if fixed else TYPICAL_ROWS, n, k, types[0], _bytes(str(call.ty.dtype)))
     constant = constant_of(bb, b.value) if together else None
     matrix = None
     if constant is not None:
@@ -136,7 +147,7 @@ def matmul(bb: Any, call: Any, gpu: Gpu) -> Any:
     contiguous = k if b.transposed else n
     return _emit(
         bb, call, size, gpu, types, (a.value, vector_a, rows, 0), (b.value, matrix, columns, contiguous), shape,
-        "matmul" if groups == 1 else "batch_matmul", False, b.transposed,
+        "matmul" if groups == 1 else "batch_matmul", False, b.transposed, None if fixed else m,
     )  # fmt: skip
 
 
@@ -152,8 +163,12 @@ def _emit(
     name: str,
     grouped: bool,
     transposed: bool = False,
+    rows_of_c: Any = None,
 ) -> Any:
-    """`left` is (tensor, vector, access, fill), `right` (tensor, constant [g, n, k], access, contiguous extent)."""
+    """`left` is (tensor, vector, access, fill), `right` (tensor, constant [g, n, k], access, contiguous extent).
+
+    `rows_of_c` is m where that is symbolic; `size` then holds a typical one.
+    """
     from tvm import relax
 
     dtype, accumulate = types
@@ -166,13 +181,13 @@ def _emit(
     shift = 128 if x_dtype == "uint8" else 0
     if shift and not packed:
         return None
-    tile = choose(size, gpu, may_split=size.groups == 1 and packed)
+    tile = choose(size, gpu, may_split=size.groups == 1 and packed and rows_of_c is None)
     chunk = -(-size.k // tile.splits)
     chunk = -(-chunk // tile.tk) * tile.tk if tile.splits > 1 else chunk
     vector_b = 16 // size.bytes if packed else gemm_te.vector_of(contiguous, element=size.bytes)
     p = Gemm(
         size.groups * tile.splits,
-        size.m,
+        size.m if rows_of_c is None else rows_of_c,
         size.n,
         chunk,
         tile,
@@ -256,7 +271,11 @@ def _columns(weight: np.ndarray, groups: int) -> np.ndarray:
 
 def _inside(*axes: tuple[Any, int, int]) -> list[Any]:
     """Conditions index < extent of the axes (index, extent, padded extent) that are padded."""
-    return [index < extent for index, extent, padded in axes if padded != extent]
+    return [
+        index < extent
+        for index, extent, padded in axes
+        if not (isinstance(extent, int) and isinstance(padded, int)) or padded != extent
+    ]
 
 
 def _rows_of(a: Operand, tensor: Any, shape: tuple[int, ...]) -> Callable[[Any, Any, Any], Any]:
@@ -265,15 +284,29 @@ def _rows_of(a: Operand, tensor: Any, shape: tuple[int, ...]) -> Callable[[Any, 
 
     def element(_: Any, m: Any, k: Any) -> Any:
         index: list[Any] = []
-        single = all(d == 1 for d in a.batch)
+        single = all(is_int(d, 1) for d in a.batch)
         rest, row = (0, m) if single else (m // inner, m % inner)
         for extent in reversed(a.batch):
-            index.append(0 if extent == 1 else rest % extent)
+            index.append(0 if is_int(extent, 1) else rest % extent)
             rest = rest // extent
         pair = (k, row) if a.transposed else (row, k)
         return tensor[tuple([*reversed(index), *pair])]
 
     return element
+
+
+def _leads(dims: Sequence[Any]) -> bool:
+    """Is the only symbolic dim the first one that is not 1? Then rows need no division by it."""
+    wide = [d for d in dims if not is_int(d, 1)]
+    return bool(wide) and all(isinstance(d, int) for d in wide[1:])
+
+
+def _product(dims: Sequence[Any]) -> Any:
+    """Of ints and expressions."""
+    total: Any = 1
+    for d in dims:
+        total = d if is_int(total, 1) else total if is_int(d, 1) else total * d
+    return total
 
 
 def _bytes(dtype: str) -> int:
