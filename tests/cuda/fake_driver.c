@@ -38,6 +38,7 @@ int cuDeviceGetAttribute(int* v, int which, int d) {
 }
 int cuDevicePrimaryCtxRetain(void** c, int d) { return *c = (void*)1, 0; }
 int cuCtxSetCurrent(void* c) { return 0; }
+int cuCtxSynchronize(void) { return sticky; }
 int cuStreamCreate(void** s, unsigned flags) { return *s = (void*)2, 0; }
 int cuStreamSynchronize(void* s) { return sticky; }
 
@@ -62,7 +63,6 @@ int cuMemFree_v2(uint64_t p) {
 }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t n) { return sticky ? sticky : (memcpy((void*)to, from, n), 0); }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) { return sticky ? sticky : (memcpy(to, (void*)from, n), 0); }
-int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t n) { return sticky ? sticky : (memcpy((void*)to, (void*)from, n), 0); }
 int cuMemsetD8Async(uint64_t p, unsigned char v, size_t n, void* s) { return sticky ? sticky : (memset((void*)p, v, n), 0); }
 
 int cuModuleLoadData(void** m, const unsigned char* image) {

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tvm.script import tirx as T
 
 from tests.tune.helpers import module
-from tests.tune.test_measure import aborts
+from tvmx.compat import fast_stack
 from tvmx.errors import TuneError
 from tvmx.target import Target
 from tvmx.tune.log import TuningLog
@@ -26,6 +27,14 @@ from tvmx.tune.offline import write_bundle
 from tvmx.tune.offline_run import BROKEN, DAMAGED, DONE, LEFT, NO_DEVICE, RESULTS
 from tvmx.tune.record import Trial
 from tvmx.tune.task import extract_tasks
+
+with fast_stack():
+
+    @T.prim_func(s_tir=True)
+    def dies(A: T.Buffer((64, 64), "float32"), B: T.Buffer((64, 64), "float32"), C: T.Buffer((64, 64), "float32")):
+        T.evaluate(T.call_extern("int32", "abort"))
+        C[0, 0] = A[0, 0] + B[0, 0]
+
 
 CONFIG = MeasureConfig(repeat=2, min_repeat_ms=0.2, compare_rounds=2, builders=1, run_timeout_s=10.0)
 
@@ -130,13 +139,13 @@ def test_killed_in_the_middle(bundle: Path) -> None:
 
 def test_a_crash_and_a_wrong_output_are_one_candidates_fate(bundle: Path, target: Target) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
-    add = next(t for t in manifest["tasks"] if t["name"] == "add_one")
-    other = next(t for t in manifest["tasks"] if t["name"] == "matmul")
+    victim = next(t for t in manifest["tasks"] if t["name"] == "matmul")
+    other = next(t for t in manifest["tasks"] if t["name"] == "add_one")
     with Measurer(target, CONFIG, device=None) as measurer:
-        crash = measurer.build([aborts])[0].path
+        crash = measurer.build([dies])[0].path
         assert crash is not None
-        shutil.copy(crash, bundle / add["candidates"][1]["file"])
-    shutil.copy(bundle / other["candidates"][0]["file"], bundle / add["candidates"][2]["file"])
+        shutil.copy(crash, bundle / victim["candidates"][1]["file"])
+    shutil.copy(bundle / other["candidates"][0]["file"], bundle / victim["candidates"][2]["file"])
 
     def renew(m: dict[str, Any]) -> None:
         for task in m["tasks"]:
@@ -146,8 +155,8 @@ def test_a_crash_and_a_wrong_output_are_one_candidates_fate(bundle: Path, target
     sign(bundle, renew)
     code, said = run(bundle)
     assert code == DONE, said
-    statuses = {t["candidate"]: t["status"] for t in lines(bundle, "trial") if t["task"] == "add_one"}
-    broken = [add["candidates"][1]["id"], add["candidates"][2]["id"]]
+    statuses = {t["candidate"]: t["status"] for t in lines(bundle, "trial") if t["task"] == "matmul"}
+    broken = [victim["candidates"][1]["id"], victim["candidates"][2]["id"]]
     assert statuses.pop(broken[0]) == "RUN_CRASH"
     assert statuses.pop(broken[1]) in ("RUN_ERROR", "RUN_CRASH", "WRONG_OUTPUT")
     assert set(statuses.values()) == {"OK"}
@@ -204,3 +213,13 @@ def test_an_existing_path_is_kept(written: Path, target: Target) -> None:
         write_bundle(extract_tasks(module()), target, written)
     with pytest.raises(TuneError, match="no kernel"):
         write_bundle([], target, written.parent / "none")
+
+
+def test_candidates_are_shared_out_by_what_they_may_win() -> None:
+    from tvmx.tune.shortlist import share
+    from tvmx.tune.task import Task
+
+    tasks = [Task(name, name, None, 1, 1) for name in "abc"]
+    assert share(tasks, [9.0, 0.9, 0.1], 100) == [64, 9, 4]
+    assert share(tasks, [9.0, 0.9, 0.1], 6) == [4, 1, 1]
+    assert share(tasks, [0.0, 0.0, 0.0], 2) == [1, 1, 1]  # a default each; the writer stops when time is over

@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (_P, _I, _I),
     "cuDevicePrimaryCtxRetain": (_P, _I),
     "cuCtxSetCurrent": (_P,),
+    "cuCtxSynchronize": (),
     "cuModuleLoadData": (_P, _P),
     "cuModuleUnload": (_P,),
     "cuModuleGetFunction": (_P, _P, ctypes.c_char_p),
@@ -34,7 +35,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemFree_v2": (_D,),
     "cuMemcpyHtoD_v2": (_D, _P, _Z),
     "cuMemcpyDtoH_v2": (_P, _D, _Z),
-    "cuMemcpyDtoD_v2": (_D, _D, _Z),
     "cuMemsetD8Async": (_D, ctypes.c_ubyte, _Z, _P),
     "cuStreamCreate": (_P, _U),
     "cuStreamSynchronize": (_P,),
@@ -77,7 +77,7 @@ class DeviceFacts:
 
 
 def _load() -> Any:
-    """The driver's library with its signatures. Raises DeviceError."""
+    """The driver's library (or the one that TVMX_CUDA_DRIVER names) with its signatures. Raises DeviceError."""
     try:
         library = ctypes.CDLL(os.environ.get("TVMX_CUDA_DRIVER") or LIBRARY)
     except OSError:
@@ -135,19 +135,19 @@ class Device:
         self.call("cuMemFree_v2", address)
 
     def upload(self, address: int, host: int, size: int) -> None:
-        """`size` bytes from host memory at `host`; waits."""
+        """`size` bytes from host memory at `host`; waits until they are there.
+
+        The copy itself may return while pageable memory is still on its way, and our stream would not wait for it.
+        """
         if size:
             self.call("cuMemcpyHtoD_v2", address, host, size)
+            self.call("cuCtxSynchronize")
 
     def download(self, host: int, address: int, size: int) -> None:
         """`size` bytes to host memory at `host`, after everything that was launched."""
         self.synchronize()
         if size:
             self.call("cuMemcpyDtoH_v2", host, address, size)
-
-    def copy(self, to: int, source: int, size: int) -> None:
-        if size:
-            self.call("cuMemcpyDtoD_v2", to, source, size)
 
     def fill(self, address: int, size: int, byte: int) -> None:
         """In the stream's order."""

@@ -333,14 +333,18 @@ def _measure(folder: Path, args: argparse.Namespace) -> int:
     device = args.device or ("cuda:0" if manifest["sm"] else "cpu")
     session = Session(folder, manifest, device, args.cache, time.monotonic() + args.time_budget_s)
     try:
+        if args.check:
+            every = [e for t in manifest["tasks"] for e in (t["reference"], *t["candidates"])]
+            print(f"{sum([session.intact(e) for e in every])} of {len(every)} files are as they were written")
+            if session.damaged:
+                return DAMAGED
         reason = session.check_device()
         if reason:
             print(f"run.py: nothing was measured: {reason}", file=sys.stderr)
             return NO_DEVICE
         print(f"{session.hardware}: {sum(len(t['candidates']) for t in manifest['tasks'])} candidates", flush=True)
         if args.check:
-            every = [e for t in manifest["tasks"] for e in (t["reference"], *t["candidates"])]
-            return DONE if all([session.intact(e) for e in every]) else DAMAGED
+            return DONE
         identity = f"{manifest['id']} {session.hardware} {session.measure['cache']}"
         with Results(args.out, identity).open() as results:
             left = session.run(results)

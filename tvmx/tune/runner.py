@@ -156,7 +156,11 @@ class Runner:
                     self.bench.free()
                 self.bench = None  # frees the old arrays first
                 self.bench = Bench(spec, self.device(spec.get("device", "cpu"), int(spec["threads"])))
-            return self.trial(request) if request["op"] == "trial" else self.compare(request)
+            answer = self.trial(request) if request["op"] == "trial" else self.compare(request)
+            if answer["status"] == "WRONG_OUTPUT":  # it may have written to the others' inputs too
+                self.bench.free()
+                self.bench = None
+            return answer
         except (RunError, OSError) as error:
             return {"status": "RUN_ERROR", "error": str(error)[:500], "samples": []}
         except DeviceError as error:

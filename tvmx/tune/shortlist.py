@@ -54,6 +54,7 @@ def share(tasks: list[Task], seconds: list[float], total: int, least: int = 4) -
     weights = [t.occurrences * s for t, s in zip(tasks, seconds)]
     whole = sum(weights) or 1.0
     counts = [min(64, max(least, round(total * w / whole))) for w in weights]
-    while sum(counts) > total and max(counts) > 1:
-        counts[counts.index(max(counts))] -= 1
+    while sum(counts) > total and max(counts) > 1:  # those that matter least give
+        least_use = min((i for i, c in enumerate(counts) if c > 1), key=lambda i: weights[i] / counts[i])
+        counts[least_use] -= 1
     return counts
