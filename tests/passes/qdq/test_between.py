@@ -85,6 +85,19 @@ def test_a_softmax_is_named():
     assert all("softmax" in names for names in found)
 
 
+def test_what_lies_before_a_softmax_is_kept_by_it():
+    """The sum is an element-wise kernel of its own; floats go in and come out because a softmax reads them."""
+
+    def body(emit, x):
+        x = rounded(emit, conv(emit, x))
+        mean = emit(R.mean(emit(R.nn.relu(conv(emit, x))), [1, 2], True))
+        return conv(emit, rounded(emit, emit(R.nn.softmax(emit(R.add(conv(emit, x), mean)), -1))))
+
+    found, _ = listed(body)
+    assert found
+    assert all(names for names in found)
+
+
 def test_a_float_convolution_is_named():
     def body(emit, x):
         x = rounded(emit, conv(emit, x))

@@ -2,11 +2,12 @@
 
 A kernel is an integer one if its products are. A float tensor is *between* two of them if an integer kernel made it, or
 a float kernel that read such a tensor, and likewise in the other direction. Each is listed with the operators that keep
-it in float; what has no such operator is a gap in the rules.
+it in float, its own readers and writer or, through float kernels, their neighbours; what has none is a gap in the rules.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ def floats_between(graph: Any) -> tuple[FloatTensor, ...]:
     """All float tensors between two integer kernels of a lowered graph, in program order."""
     after = _reached(graph, graph.nodes, forward=True)
     before = _reached(graph, tuple(reversed(graph.nodes)), forward=False)
-    found = []
+    found: list[FloatTensor] = []
+    kernels: list[set[str]] = []  # float kernels at each of them
     for node in graph.nodes:
         for output in node.outputs:
             name = graph.storage(output)
@@ -50,6 +52,24 @@ def floats_between(graph: Any) -> tuple[FloatTensor, ...]:
                 kind = f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}]"
                 names = tuple(n.op or n.kernel for n in readers)
                 found.append(FloatTensor(output, kind, node.op or node.kernel, names, _kept_by(node, readers)))
+                kernels.append({n.name for n in (node, *readers) if not is_integer(n)})
+    return _spread(found, kernels)
+
+
+def _spread(found: list[FloatTensor], kernels: list[set[str]]) -> tuple[FloatTensor, ...]:
+    """What lies between an integer kernel and an operator that needs floats, or two of them, is kept by those."""
+    for _ in found:
+        unknown = [k for k, t in enumerate(found) if not t.kept_by]
+        changed = False
+        for k in unknown:
+            near = [t.kept_by for t, at in zip(found, kernels) if at & kernels[k] and t.kept_by]
+            if near:
+                found[k] = dataclasses.replace(
+                    found[k], kept_by=tuple(dict.fromkeys(n for names in near for n in names))
+                )
+                changed = True
+        if not changed:
+            break
     return tuple(found)
 
 
