@@ -2,7 +2,7 @@
 
 A kernel is an integer one if its products are. A float tensor is *between* two of them if an integer kernel made it, or
 a float kernel that read such a tensor, and likewise in the other direction. Each is listed with the operators that keep
-it in float, its own readers and writer or, through float kernels, their neighbours; what has none is a gap in the rules.
+it in float: in its readers and writer or, through float kernels, in their neighbours. What has none is a gap.
 """
 
 from __future__ import annotations
