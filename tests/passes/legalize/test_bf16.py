@@ -54,7 +54,7 @@ def test_matmul_of_two_computed_operands(a, b):
     close(found, x, y, np.matmul)
 
 
-@pytest.mark.parametrize(("channels", "kernel", "groups"), [(16, 3, 1), (6, 3, 1), (12, 3, 2), (8, 1, 1)])
+@pytest.mark.parametrize(("channels", "kernel", "groups"), [(16, 1, 1), (7, 1, 1), (12, 1, 2)])
 def test_conv(channels, kernel, groups):
     x, w = values(4, 1, 9, 10, channels), values(5, kernel, kernel, channels // groups, 24)
     weight = relax.const(tvm.runtime.tensor(w.astype(BF16)))

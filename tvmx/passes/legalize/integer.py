@@ -88,6 +88,8 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
     window = Window((kh, kw), _pair(attrs.strides), pads, _pair(attrs.dilation))  # type: ignore[arg-type]
     if groups > 1 and mine == 1 and out == groups:
         return None if is_bf16(call) else _depthwise(bb, call, x, filters, window, fill)
+    if is_bf16(call) and (kh, kw) != (1, 1):
+        return None
     data = str(x.ty.dtype)
     unit = _unit(call, target, data, str(filters.dtype), filters)
     offset = offset_of(data, unit)
