@@ -17,7 +17,7 @@ import numpy as np
 
 import tvmx
 from benchmarks.measure import machine
-from benchmarks.memory_problems import cut, loose, network, scattered
+from benchmarks.memory_problems import GENERATORS
 from benchmarks.models import ModelUnavailable, ZooModel, zoo, zoo_model
 from benchmarks.ort_arena import ort_arena
 from tvmx.executor.lifetimes import arena_buffers
@@ -40,10 +40,10 @@ def instance(path: Path) -> dict[str, Any]:
 
 
 def generated(name: str, make: Any, count: int) -> dict[str, Any]:
-    """A generated problem of `count` buffers within 20 s of search steps."""
-    problem = make(count)
+    """A generated problem of `count` buffers within the default budget; every plan is validated."""
+    problem = make(count, 0)
     began = time.perf_counter()
-    found = plan(problem, budget_s=20.0)
+    found = plan(problem)
     seconds = time.perf_counter() - began
     return {"problem": name, "buffers": count, "over_bound": round(found.height / found.lower_bound, 4),
             "seconds": round(seconds, 1)}  # fmt: skip
@@ -116,7 +116,7 @@ def main() -> int:
 
     for path in sorted(arguments.instances.glob("*.1048576.csv")):
         add(instance(path))
-    for name, make in (("cut", cut), ("loose", loose), ("scattered", scattered), ("network", network)):
+    for name, make in GENERATORS.items():
         for count in (int(s) for s in arguments.sizes.split(",") if s):
             add(generated(name, make, count))
     models = [zoo_model(n) for n in arguments.models.split(",") if n] if arguments.models is not None else zoo()

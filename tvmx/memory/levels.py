@@ -65,7 +65,7 @@ def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed
     ranks = Restarts(levels[0].part, seed).ranks()
     best, total = offsets, budget.steps
     if len(levels) > 1 and best is not None and engine_name() == "c":
-        plain = _stacked(part, islice(Restarts(part, seed).ranks(), 1), goal, budget)
+        plain = _stacked(part, islice(Restarts(part, seed).ranks(), STACKS), goal, budget)
         best = min(plain, best, key=lambda plan: _height(part, plan))
     for turn, share in enumerate(CYCLES):
         if best is not None and (_height(part, best) <= goal or budget.spent):

@@ -67,7 +67,7 @@ HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
 }
 # Above so many blocks `best` leaves a heuristic out: colouring is quadratic, regions place everything several
 # times, and neither wins on a large problem.
-MAX_TRIED = {"coloring": 2000, "region": 20_000}
+MAX_TRIED = {"coloring": 300, "region": 20_000}
 # Problems for which the heuristics take seconds; where boxes alone lead so near to the target, they are left out.
 LARGE = 4000
 GOOD_ENOUGH = 1.05
