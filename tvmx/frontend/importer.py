@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from tvmx.errors import ModelError, TvmxError
 from tvmx.frontend import fallback, values
 from tvmx.frontend.expand import expand_functions
 from tvmx.frontend.fold import fold
-from tvmx.frontend.load import MAX_DIM, load_model
+from tvmx.frontend.load import MAX_DIM, MAX_ELEMENTS, load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
 from tvmx.frontend.names import NodeName, names_of, node_table
 from tvmx.frontend.node import CONVERTERS, Expr, Node, bounded_dims, constant, dtype_of, shape_of
@@ -230,12 +232,12 @@ class Importer:
             for out, expr in zip(proto.output, results):
                 if out and expr is not None:
                     self._exprs[out] = self._bind(expr)
+                    _check_result(node, self._exprs[out])
         except TvmxError:
             raise
         except Exception as err:  # TVM raises whatever its C++ side threw
             log.debug("conversion failed", exc_info=True)
-            text = str(err).strip().splitlines()
-            raise node.fail(f"cannot be converted: {text[-1] if text else type(err).__name__}") from err
+            raise node.fail(f"cannot be converted: {_readable(err)}") from err
         if proto.op_type in _PASSES_INDEX and proto.input and proto.input[0] in self._origin:
             for out in proto.output:
                 self._origin[out] = self._origin[proto.input[0]]
@@ -255,6 +257,24 @@ class Importer:
                 "Export the model without it, or cut the model before it"
             )
         return found
+
+
+def _check_result(node: Node, expr: Expr) -> None:
+    """Refuse results that no machine can hold, and those that come of contradictory attributes."""
+    shape = getattr(getattr(expr.ty, "shape", None), "values", None)
+    sizes = [int(d.value) for d in shape or () if isinstance(d, tirx.IntImm)]
+    if any(d < 0 for d in sizes):
+        raise node.fail(f"its result would have the impossible size {min(sizes)}")
+    if math.prod(sizes) > MAX_ELEMENTS:
+        raise node.fail(f"its result would have {math.prod(sizes)} elements, more than can be held")
+
+
+def _readable(error: Exception) -> str:
+    """The last line of what TVM raised, without the descriptions of its own objects."""
+    lines = str(error).strip().splitlines()
+    text = re.sub(r"T\.(?:int64|int32)\((-?\d+)\)", r"\1", lines[-1]) if lines else type(error).__name__
+    text = re.sub(r"^In ir\.Op\(.*\), ", "", text)
+    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 class _NamingBuilder(relax.BlockBuilder):  # type: ignore[misc]

@@ -117,11 +117,19 @@ def _binary(op: str, fn: Callable[[Expr, Expr], Expr]) -> None:
 
 for _op2, _fn2 in {
     "Add": R.add, "Sub": R.subtract, "Mul": R.multiply, "And": R.logical_and, "Or": R.logical_or,
-    "Xor": R.logical_xor, "Equal": R.equal, "Less": R.less, "Greater": R.greater,
+    "Xor": R.logical_xor, "Less": R.less, "Greater": R.greater,
     "LessOrEqual": R.less_equal, "GreaterOrEqual": R.greater_equal, "BitwiseAnd": R.bitwise_and,
     "BitwiseOr": R.bitwise_or, "BitwiseXor": R.bitwise_xor,
 }.items():  # fmt: skip
     _binary(_op2, _fn2)
+
+
+@converter("Equal")
+def equal(node: Node) -> Expr:
+    a, b = _legacy_broadcast(node)
+    if dtype_of(a) == "bool":  # LLVM has no comparison of the bits that TVM asks for
+        return node.emit(R.logical_not(node.emit(R.logical_xor(a, b))))
+    return node.emit(R.equal(a, b))
 
 
 @converter("Div")
@@ -130,17 +138,31 @@ def div(node: Node) -> Expr:
     if is_float(dtype_of(a)):
         return node.emit(R.divide(a, b))
     divisor = const_of(b)
-    if divisor is not None and np.all(divisor != 0):
+    if divisor is not None and np.all(divisor != 0) and (divisor.dtype.kind == "u" or np.all(divisor != -1)):
         return _each(node, tirx.truncdiv, a, b)
-    # x86 traps on division by zero; the operator leaves the result open, so 0 is as good as any.
-    return _each(
-        node,
-        lambda x, y: tirx.Select(
-            y == 0, tirx.const(0, y.ty.dtype), tirx.truncdiv(x, tirx.Select(y == 0, tirx.const(1, y.ty.dtype), y))
-        ),
-        a,
-        b,
-    )
+
+    def quotient(x: Any, y: Any) -> Any:
+        zero = tirx.const(0, y.ty.dtype)
+        found = tirx.truncdiv(x, _divisor(y))
+        if _is_signed(y):
+            found = tirx.Select(y == tirx.const(-1, y.ty.dtype), zero - x, found)
+        return tirx.Select(y == 0, zero, found)
+
+    return _each(node, quotient, a, b)
+
+
+def _is_signed(y: Any) -> bool:
+    return str(y.ty.dtype).startswith("int")
+
+
+def _divisor(y: Any) -> Any:
+    """`y`, but 1 where dividing by it would end the process: x86 traps on x / 0, and on the smallest integer / -1.
+
+    The operators leave division by zero open; the caller puts 0 there, and -x for -1.
+    """
+    one = tirx.const(1, y.ty.dtype)
+    safe = tirx.Select(y == 0, one, y)
+    return tirx.Select(y == tirx.const(-1, y.ty.dtype), one, safe) if _is_signed(y) else safe
 
 
 @converter("Mod")
@@ -163,11 +185,9 @@ def mod(node: Node) -> Expr:
 
         return _each(node, of, node[0], node[1])
 
-    def safe(y: Any) -> Any:
-        return tirx.Select(y == 0, tirx.const(1, dtype), y)
-
+    # What remains of a division by -1 is 0, as of one by 1.
     fn = tirx.truncmod if fmod else tirx.floormod
-    return _each(node, lambda x, y: fn(x, safe(y)), node[0], node[1])
+    return _each(node, lambda x, y: fn(x, _divisor(y)), node[0], node[1])
 
 
 @converter("Pow")

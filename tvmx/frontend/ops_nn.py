@@ -67,6 +67,24 @@ def pads_of(node: Node, sizes: list[Any], kernel: list[int], strides: list[int])
     return list(node.attr("pads", [0] * (2 * len(kernel))))
 
 
+def check_window(
+    node: Node, sizes: list[Any], kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]
+) -> None:
+    """Refuse a window that ONNX does not allow, or that is larger than the padded input."""
+    n = len(kernel)
+    for name, values in (("kernel_shape", kernel), ("strides", strides), ("dilations", dilations)):
+        if len(values) != n:
+            raise node.fail(f"{name} {values} has {len(values)} entries, not {n}")
+        if min(values, default=1) < 1:
+            raise node.fail(f"{name} {values} must be positive")
+    if len(pads) != 2 * n:
+        raise node.fail(f"pads {pads} has {len(pads)} entries, not {2 * n}")
+    for size, k, d, begin, end in zip(sizes, kernel, dilations, pads, pads[n:]):
+        extent = (k - 1) * d + 1
+        if isinstance(size, int) and size and size + begin + end < extent:
+            raise node.fail(f"a window of {extent} does not fit into {size} elements with pads {begin} and {end}")
+
+
 def add_bias(node: Node, y: Expr, bias: Expr | None) -> Expr:
     if bias is None:
         return y
@@ -85,9 +103,19 @@ def conv(node: Node) -> Expr:
     strides = list(node.attr("strides", [1] * n))
     dilations = list(node.attr("dilations", [1] * n))
     groups = int(node.attr("group", 1))
+    if groups < 1:
+        raise node.fail(f"group={groups} must be positive")
+    declared = list(node.attr("kernel_shape", kernel))
+    if declared != kernel:
+        raise node.fail(f"kernel_shape {declared} is not that of the weight {wdims}")
     if isinstance(dims[1], int) and (dims[1] != wdims[1] * groups or wdims[0] % groups):
         raise node.fail(f"{dims[1]} input channels do not fit the weight {wdims} with group={groups}")
+    check_window(node, [], kernel, strides, dilations, [0] * (2 * n))
     pads = pads_of(node, dims[2:], [(k - 1) * d + 1 for k, d in zip(kernel, dilations)], strides)
+    check_window(node, dims[2:], kernel, strides, dilations, pads)
+    bias = node.get(2)
+    if bias is not None and node.dims(bias) != [wdims[0]]:
+        raise node.fail(f"a bias of shape {node.dims(bias)} does not fit {wdims[0]} output channels")
     if min(pads) < 0:
         x, pads = _crop(node, x, pads), [max(p, 0) for p in pads]
     fn = {1: R.nn.conv1d, 2: R.nn.conv2d, 3: R.nn.conv3d}[n]
@@ -290,8 +318,12 @@ class _Window:
             raise node.fail(f"kernel_shape {self.kernel} does not fit an input of rank {len(dims)}")
         self.strides = list(node.attr("strides", [1] * self.n))
         self.dilations = list(node.attr("dilations", [1] * self.n))
+        check_window(node, [], self.kernel, self.strides, self.dilations, [0] * (2 * self.n))
         self.extent = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations)]
         self.pads = pads_of(node, dims[2:], self.extent, self.strides)
+        check_window(node, dims[2:], self.kernel, self.strides, self.dilations, self.pads)
+        if any(p < 0 or p >= e for p, e in zip(self.pads, self.extent * 2)):
+            raise node.fail(f"pads {self.pads} must lie in [0, window) of a window of {self.extent}")
         self.ceil = bool(node.attr("ceil_mode", 0))
         self.out: list[Any] = []
         self.extra: list[int] = []  # beyond the pads, where ceil_mode lets the last window reach

@@ -70,6 +70,8 @@ def reshape_op(node: Node) -> Expr:
 def flatten(node: Node) -> Expr:
     dims = node.shape(0)
     axis = node.attr("axis", 1)
+    if not -len(dims) <= axis <= len(dims):
+        raise node.fail(f"axis {axis} is out of range for rank {len(dims)}")
     axis = axis + len(dims) if axis < 0 else axis
     return reshape(node, node[0], [product(dims[:axis]), product(dims[axis:])])
 
@@ -153,6 +155,8 @@ def split(node: Node) -> list[Expr]:
             raise node.fail(f"cannot split the symbolic dim {size} evenly; fix it with --shape")
         step = -(-size // parts)
         sizes = [min(step, size - k * step) for k in range(parts)]
+    if any(isinstance(s, int) and s < 0 for s in sizes):
+        raise node.fail(f"split sizes {sizes} must not be negative")
     if isinstance(dims[axis], int) and sum(sizes) != dims[axis]:
         raise node.fail(f"split sizes {sizes} do not add up to {dims[axis]}")
     if len(sizes) == 1:

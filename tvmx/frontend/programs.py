@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from tvmx.errors import ModelError
+from tvmx.errors import ModelError, TvmxError
 from tvmx.frontend.importer import Prepared, prepare
 from tvmx.frontend.model import Model
-from tvmx.frontend.rewrite import split_if
+from tvmx.frontend.rewrite import SplitIf, split_if
 from tvmx.frontend.shapes import ShapeSpec
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,19 @@ def import_programs(
     return _programs(prepare(model, shapes, constants), MAX_DEPTH)
 
 
+def _split(prepared: Prepared) -> SplitIf | None:
+    try:
+        return split_if(prepared.proto)
+    except TvmxError:
+        raise
+    except Exception as error:  # rules look at nodes that the checker lets pass
+        log.debug("splitting at an If failed", exc_info=True)
+        raise ModelError(f"{prepared.name}: an If cannot be split into programs: {error}") from error
+
+
 def _programs(prepared: Prepared, depth: int) -> Model | Branch:
     has_if = any(n.op_type == "If" for n in prepared.proto.graph.node)
-    split = split_if(prepared.proto) if depth and has_if else None
+    split = _split(prepared) if depth and has_if else None
     if split is None:
         return prepared.convert()
     parts: list[Model | Branch | None] = []

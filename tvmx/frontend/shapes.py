@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,12 +71,18 @@ def _names(inputs: Mapping[str, Any]) -> str:
     return "the inputs are " + ", ".join(map(repr, inputs)) if inputs else "it has no inputs"
 
 
+# What expressions over dims call.
+RESERVED = ("min", "max")
+
+
 def identifier(text: str, fallback: str) -> str:
     """A Python identifier close to `text` (`p2o.DynamicDimension.0` → `p2o_DynamicDimension_0`)."""
     clean = re.sub(r"\W", "_", text, flags=re.ASCII).strip("_")
     if not clean:
         clean = fallback
-    return clean if not clean[0].isdigit() else f"d{clean}"
+    if clean[0].isdigit():
+        return f"d{clean}"
+    return f"{clean}_" if keyword.iskeyword(clean) or clean in RESERVED else clean
 
 
 def settle_shapes(model: ModelProto, shapes: ShapeSpec, name: str) -> tuple[list[InputSpec], dict[str, Dim]]:
@@ -92,6 +99,8 @@ def settle_shapes(model: ModelProto, shapes: ShapeSpec, name: str) -> tuple[list
     bounds: dict[str, Dim] = {}
     fixed: dict[str, int | str] = {}  # dim_param of the model → what the user gave for it
     for key, given in shapes.items():
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ModelError(f"{name}: the shape of input {key!r} is {given!r}; give a tuple such as (1, 3, 224, 224)")
         declared = _declared(inputs[key], name)
         if declared is not None and len(declared) != len(given):
             raise ModelError(
@@ -183,6 +192,8 @@ def _given_dim(dim: int | str | Dim, bounds: dict[str, Dim], key: str, name: str
         bounds[dim.name] = dim
         return dim.name
     if isinstance(dim, str):
+        if dim != identifier(dim, ""):
+            raise ModelError(f"{name}: input {key!r}: {dim!r} cannot name a dim; use a name such as N or batch_size")
         bounds.setdefault(dim, Dim(dim))
         return dim
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim <= MAX_DIM:

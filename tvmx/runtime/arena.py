@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmx.errors import InputError
+
 if TYPE_CHECKING:
     from tvmx.memory import Problem
 
@@ -47,7 +49,10 @@ def to_problem(buffers: Sequence[ArenaBuffer], size_of: Callable[[int | str], in
 
 def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Uninitialised bytes that begin at a multiple of ALIGNMENT."""
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    try:
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise InputError(f"{nbytes} bytes do not fit into memory; use smaller shapes ({error})") from None
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 

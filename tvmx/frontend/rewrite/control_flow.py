@@ -94,7 +94,7 @@ def rewrite_loop(m: Match) -> list[str]:
     """
     e = m.emit
     trips = m.need_const(0, "the trip count").reshape(-1) if m.input(0) else None
-    limit = None if trips is None else int(trips[0])
+    limit = None if trips is None else max(int(trips[0]), 0)
     active: bool | str = True
     if m.input(1):
         known = _flag(m, 1, "the condition")

@@ -79,7 +79,13 @@ def infer_node(
             {n: numpy_helper.from_array(v, n) for n, v in data.items()},
             opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
         )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError, KeyError):
+    except (
+        onnx.defs.SchemaError,
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        RuntimeError,
+        KeyError,
+    ):
         return {}
     return {name: known for name, proto in made.items() if (known := type_of(proto)) is not None}
 
