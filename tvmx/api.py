@@ -212,7 +212,7 @@ def compile(
 
     config = config or CompileConfig()
     # the arguments win over the config where given
-    chosen = resolve(target if target != "native" else config.target, threads or config.threads)
+    chosen = resolve(target if target != "native" else config.target, config.threads if threads is None else threads)
     log_path = str(log) if log is not None else config.log
     if entries and isinstance(model, Model):
         raise ConfigError("entries= imports the model once per entry; give its path or bytes, not an imported Model")
