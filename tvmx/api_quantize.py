@@ -135,6 +135,7 @@ class _Job:
     data: Iterator[Feed]
     known: Calibration | None
     peaks: dict[str, Array]
+    keep: int = 0  # samples that measuring will need
     moments: bool = False  # whether weights are rounded by what their layers read
     samples: list[Feed] = field(default_factory=list)  # the first of the data, kept to measure accuracy on
 
@@ -177,7 +178,9 @@ class _Job:
         scheme = config.scheme.for_target(target)
         plan = make_plan(proto, name, scheme, target, fixed, _cost_hook(proto, scheme, target, fixed, config))
         adaptive = config.scheme.rounding == "adaptive"
-        return cls(plan, target, data, known, peaks if config.scheme.balance else {}, adaptive)
+        measuring = config.measure or config.max_drop is not None or config.scheme.bias_correction
+        keep = MEASURED_SAMPLES if measuring else 0
+        return cls(plan, target, data, known, peaks if config.scheme.balance else {}, keep, adaptive)
 
     def calibrate(self, stack: ExitStack, every_tensor: bool = False) -> Calibration:
         if self.known is not None:
@@ -201,7 +204,7 @@ class _Job:
 
     def _keeping(self) -> Iterator[Feed]:
         for feed in self.data:
-            if len(self.samples) < MEASURED_SAMPLES:
+            if len(self.samples) < self.keep:
                 self.samples.append(feed)
             yield feed
 
@@ -218,7 +221,8 @@ class _Job:
     ) -> tuple[dict[str, Array], Sensitivity | None]:
         """Corrected biases, and what measuring said, as far as the options ask for either.
 
-        With `max_drop`, correction is tried before any layer is left in float, unless the scheme says no.
+        With `max_drop`, correction is tried before any layer is left in float, unless the scheme says no or rounding
+        to the data has corrected biases already.
         """
         correction, biases = config.scheme.bias_correction, dict[str, Array]()
         wanted = config.measure or config.max_drop is not None
@@ -227,14 +231,14 @@ class _Job:
         made = draft(self.plan, found, observer)
         run = self._switched(made, stack)
         if not correction:
-            measured = self._analyse(made, run, config, None)
+            correctable = correction is None and not self.moments
+            measured = self._analyse(made, run, config, None if correctable else config.max_drop)
             enough = config.max_drop is None or measured.before >= 1 - config.max_drop
-            if enough:
+            if enough or not correctable:
                 return biases, measured
-        if correction is not False:
-            biases = corrected_biases(run, self.samples[:CORRECTED_SAMPLES], made.plan.graph, made.plan.placement)
-            made = draft(self.plan, found, observer, biases)
-            run = self._switched(made, stack) if wanted else run
+        biases = corrected_biases(run, self.samples[:CORRECTED_SAMPLES], made.plan.graph, made.plan.placement)
+        made = draft(self.plan, found, observer, biases)
+        run = self._switched(made, stack) if wanted else run
         return biases, self._analyse(made, run, config, config.max_drop) if wanted else None
 
     def _switched(self, made: Draft, stack: ExitStack) -> CompiledRun:

@@ -46,7 +46,7 @@ def add_commands(
     sub.add_argument("--bias-correction", choices=["auto", "yes", "no"], help="take mean errors off biases")
     sub.add_argument("--prefer", choices=["speed", "size"], help="size: every weight in int8")
     sub.add_argument("--max-drop", type=float, metavar="SHARE", help="keep layers in float until at most this is lost")
-    sub.add_argument("--metric", help="accuracy for --max-drop: auto, top1, cosine or sqnr")
+    sub.add_argument("--metric", help="accuracy for --max-drop: auto, top1, cosine, sqnr, ctc, or FILE.py:FUNCTION")
     sub.add_argument("--measure", action="store_true", help="measure the SQNR of each layer by running")
     sub.add_argument("--measure-speed", action="store_true", help="leave in float what measures slower in int8")
     sub.add_argument("--speed-log", metavar="FILE", help="file that keeps the layers' times, with --measure-speed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -70,6 +71,7 @@ class _Writer:
         self.weights: dict[tuple[str, int | None], QWeight] = {}
         self._written: dict[tuple[str, int | None], str] = {}
         self._params: dict[str, tuple[str, str]] = {}
+        self._zero_points: dict[tuple[tuple[int, ...], str], str] = {}
 
     def run(self) -> Inserted:
         dequantized = {name: self._activation(name) for name in self.placement.tensors}
@@ -186,7 +188,7 @@ class _Writer:
             inputs = [
                 self._constant(weight.values, f"{name}_quantized"),
                 self._constant(weight.scale, f"{name}_scale"),
-                self._constant(np.zeros(weight.scale.shape, np.int8), f"{name}_zero_point"),
+                self._zeros(weight.scale.shape, np.int8),
             ]
             result = self._fresh(f"{name}_dequantized")
             node = self._node("DequantizeLinear", inputs, result, axis=weight.axis)
@@ -210,7 +212,7 @@ class _Writer:
         inputs = [
             self._constant(values, f"{name}_quantized"),
             self._constant(scale, f"{name}_scale"),
-            self._constant(np.zeros(scale.shape, np.int32), f"{name}_zero_point"),
+            self._zeros(scale.shape, np.int32),
         ]
         result = self._fresh(f"{name}_dequantized")
         self.after.setdefault(-1, []).append(self._node("DequantizeLinear", inputs, result, axis=0))
@@ -252,6 +254,17 @@ class _Writer:
         name = self._fresh(hint)
         self.tensors.append(numpy_helper.from_array(np.asarray(value), name))
         return name
+
+    def _zeros(self, shape: tuple[int, ...], dtype: type[np.signedinteger[Any]]) -> str:
+        """Zero points, written once for all that have as many: in small models they would be a percent of the size.
+
+        They could be left out, but other runtimes fuse less then.
+        """
+        key = shape, np.dtype(dtype).name
+        if key not in self._zero_points:
+            hint = "_".join(["zero_points", key[1], *map(str, shape)])
+            self._zero_points[key] = self._constant(np.zeros(shape, dtype), hint)
+        return self._zero_points[key]
 
     def _node(self, op: str, inputs: list[str], output: str, **attributes: int | None) -> NodeProto:
         given = {k: v for k, v in attributes.items() if v is not None}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -53,13 +57,72 @@ def noise_shares(expected: Sequence[Outputs], got: Sequence[Outputs]) -> list[fl
     return shares
 
 
-METRICS: dict[str, Metric] = {"top1": top1, "cosine": cosine, "sqnr": signal}
+def ctc(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """Share of the sequences that read alike: scores [N, T, classes] of the first output, decoded greedily.
+
+    The best class of each step, repeats merged, class 0 (the blank) left out, as text recognisers are read.
+    """
+    alike = [
+        np.array_equal(_decoded(x), _decoded(y))
+        for a, b in zip(expected, got)
+        for x, y in zip(_steps(a[0]), _steps(b[0]))
+    ]
+    return float(np.mean(alike))
+
+
+def _steps(scores: Array) -> Array:
+    """As [N, T, classes]."""
+    if scores.ndim < 2:
+        raise ConfigError(f"the metric ctc needs scores [batch, steps, classes]; the first output is {scores.shape}")
+    return scores.reshape(-1, *scores.shape[-2:])
+
+
+def _decoded(scores: Array) -> Array:
+    best = scores.argmax(-1)
+    changed = np.append(True, best[1:] != best[:-1])
+    return np.asarray(best[changed & (best != 0)])
+
+
+METRICS: dict[str, Metric] = {"top1": top1, "cosine": cosine, "sqnr": signal, "ctc": ctc}
+
+
+def load_metric(text: str) -> Metric:
+    """The function NAME of a Python file, from "FILE.py:NAME". Raises ConfigError."""
+    path, _, name = text.rpartition(":")
+    spec = importlib.util.spec_from_file_location("tvmx_user_metric", path) if Path(path).is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"metric {text!r}: {path!r} is no Python file; write it as FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as err:  # whatever the user's file raises
+        raise ConfigError(f"metric {text!r}: {path} cannot be loaded ({type(err).__name__}: {err})") from err
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"metric {text!r}: {path} has no function {name!r}")
+    return cast(Metric, function)
+
+
+def _checked(function: Metric) -> Metric:
+    """A user's metric that must return a number."""
+
+    def measure(expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+        value = function(expected, got)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isnan(number):
+            raise ConfigError(f"the metric returned {value!r}; it must return a number that is 1 where nothing is lost")
+        return number
+
+    return measure
 
 
 def metric_of(name: str | Metric, expected: Sequence[Outputs]) -> tuple[str, Metric]:
     """A metric by name. "auto": top1 where the first output holds probabilities, else cosine. Raises ConfigError."""
     if callable(name):
-        return getattr(name, "__name__", "metric"), name
+        return getattr(name, "__name__", "metric"), _checked(name)
     if name == "auto":
         name = "top1" if all(_probabilities(a[0]) for a in expected) else "cosine"
     if name not in METRICS:

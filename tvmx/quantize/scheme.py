@@ -68,7 +68,8 @@ class Scheme:
     takes the mean error that is left off the bias; "nearest" does not look at data.
     `keep_first`: None leaves a convolution of the model's input in float where its products are few.
     `equalize` balances weights across convolutions; `balance` the channels that a convolution reads.
-    `bias_correction`: None corrects where `max_drop` finds that too much is lost.
+    `bias_correction`, measured by running: None corrects where `max_drop` finds that too much is lost and weights
+    are rounded to nearest.
     `prefer`: "speed" leaves layers in float where quantising costs more than it saves; "size" quantises every
     weight, those of layers in float included.
     """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tvmx.errors import ConfigError
 from tvmx.quantize.images import Preprocess
-from tvmx.quantize.metrics import METRICS, Metric
+from tvmx.quantize.metrics import METRICS, Metric, load_metric
 from tvmx.quantize.observers import DEFAULT_OBSERVER, OBSERVERS
 from tvmx.quantize.scheme import Override, Scheme
 
@@ -26,7 +26,8 @@ class QuantizeConfig:
     """What `tvmx quantize` does. `observer` "all" compares them all and uses the default.
 
     `max_drop`: the share of accuracy that may go (0.01 is 1 %); layers responsible for more stay in float.
-    `metric`: how accuracy is measured, see `tvmx.quantize.metrics`; "auto" looks at the outputs.
+    `metric`: how accuracy is measured, see `tvmx.quantize.metrics`; "auto" looks at the outputs; "FILE.py:NAME" is
+    the user's own function.
     """
 
     target: str = "native"
@@ -43,8 +44,12 @@ class QuantizeConfig:
     def __post_init__(self) -> None:
         if self.observer != "all" and self.observer not in OBSERVERS:
             raise ConfigError(f"unknown observer {self.observer!r}; use one of {', '.join(OBSERVERS)}, or all")
+        if isinstance(self.metric, str) and ":" in self.metric:
+            object.__setattr__(self, "metric", load_metric(self.metric))
         if isinstance(self.metric, str) and self.metric not in ("auto", *METRICS):
-            raise ConfigError(f"unknown metric {self.metric!r}; use auto, {', '.join(METRICS)} or a function")
+            raise ConfigError(
+                f"unknown metric {self.metric!r}; use auto, {', '.join(METRICS)}, FILE.py:FUNCTION or a function"
+            )
         if self.max_drop is not None and not 0 <= self.max_drop < 1:
             raise ConfigError(f"max_drop={self.max_drop}: give the share of accuracy that may go, such as 0.01")
 
