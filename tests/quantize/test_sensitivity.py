@@ -9,9 +9,11 @@ from tests.onnx_models import convnet, model, reference
 from tests.quantize.helpers import TARGET, calibration_of, normal_feeds, plan_of, sqnr
 from tvmx.errors import ConfigError
 from tvmx.quantize import Scheme, finish, make_plan, parse_override
-from tvmx.quantize.metrics import cosine, metric_of, signal, top1
+from tvmx.quantize.metrics import cosine, ctc, load_metric, metric_of, signal, top1
+from tvmx.quantize.placement import Layer, Placement
 from tvmx.quantize.quantizer import draft
 from tvmx.quantize.sensitivity import SwitchedRuns, analyse
+from tvmx.quantize.settings import QuantizeConfig
 from tvmx.quantize.switched import FLAGS, flags_for, switchable, switched_model
 
 
@@ -89,6 +91,11 @@ def test_metrics():
     assert cosine([[np.zeros(3)]], [[np.zeros(3)]]) == 1
     assert cosine([[np.ones(3)]], [[np.full(3, np.nan)]]) == 0
     assert metric_of("auto", a)[0] == "top1"
+    steps = np.eye(4)[[[0, 2, 2, 0, 3], [1, 1, 0, 1, 0]]]  # reads "2 3" and "1 1"
+    same = np.eye(4)[[[2, 0, 0, 3, 3], [1, 0, 0, 1, 1]]]
+    other = np.eye(4)[[[2, 0, 0, 3, 3], [1, 1, 1, 1, 1]]]
+    assert ctc([[steps]], [[same]]) == 1
+    assert ctc([[steps]], [[other]]) == 0.5
     assert metric_of("auto", [[np.array([1.5, -2])]])[0] == "cosine"
     assert metric_of(lambda x, y: 0.25, a)[1](a, b) == 0.25
     with pytest.raises(ConfigError, match="top1"):
@@ -101,3 +108,41 @@ def test_flags_are_in_layer_order():
     flags = flags_for(plan.placement, {names[1]})
     assert flags.tolist() == [k != 1 for k in range(len(names))]
     assert FLAGS not in plan.graph.producer
+
+
+def test_a_metric_of_the_users_own(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("def half(expected, got):\n    return 0.5\n\ndef text(expected, got):\n    return 'x'\n")
+    a = [[np.ones((1, 2))]]
+    config = QuantizeConfig(metric=f"{file}:half")
+    assert metric_of(config.metric, a)[0] == "half"
+    assert metric_of(config.metric, a)[1](a, a) == 0.5
+    with pytest.raises(ConfigError, match="must return a number"):
+        metric_of(load_metric(f"{file}:text"), a)[1](a, a)
+    with pytest.raises(ConfigError, match="no function 'none'"):
+        QuantizeConfig(metric=f"{file}:none")
+    with pytest.raises(ConfigError, match="is no Python file"):
+        QuantizeConfig(metric="missing.py:half")
+    file.write_text("import no_such_module_here")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        QuantizeConfig(metric=f"{file}:half")
+
+
+def test_the_search_ends_with_few_layers():
+    """Nine of twelve layers make the noise: found between the growing sets of 8 and 10."""
+
+    class Runs:
+        def outputs(self, in_float, samples=None):
+            noise = sum(0.1 if k < 9 else 1e-4 for k, n in enumerate(NAMES) if n not in set(in_float))
+            return [[np.array([1.0, noise])]]
+
+        def layer_sqnr(self):
+            return {}
+
+    layers = tuple(Layer(k, n, "Conv", (0,)) for k, n in enumerate(NAMES))
+    found = analyse(Runs(), Placement(layers, (), ()), lambda e, g: 1 - float(g[0][0][1]), 0.1)
+    assert found.in_float == tuple(NAMES[:9])
+    assert found.after >= 0.9
+
+
+NAMES = [f"layer{k}" for k in range(12)]
