@@ -6,9 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+import tvmx
 from tests.executor.programs import build, lowered
 from tvmx.runtime import GraphExecutor
+from tvmx.runtime.profile import KernelProfile, Profile
+from tvmx.target import detect_host
 
 
 def _x(seed=0):
@@ -25,7 +29,7 @@ def test_profile_names_kernels_and_rates(library, tmp_path):
     assert matmul.bytes == 4 * (32 * 64 + 64 * 64 + 32 * 64)
     assert matmul.seconds > 0
     assert matmul.flop_rate == pytest.approx(matmul.flops / matmul.seconds)
-    assert profile.peak_flops > 1e8
+    assert profile.peaks["float32"] > 1e8
     assert profile.peak_bandwidth > 1e7
     assert 0 < profile.share_of_peak(matmul) < 3
     assert "matmul+relu" in profile.table()
@@ -93,3 +97,28 @@ def test_symbolic_memory_statistics_and_trim(tmp_path):
         freed = ex.trim()
         assert freed == before - ex.arena_bytes > 0
         np.testing.assert_allclose(ex({"x": np.ones((9, 64), "float32")})["y"], 1 / 64, rtol=1e-5)
+
+
+def test_share_of_peak_is_that_of_the_kernels_arithmetic():
+    kernels = [KernelProfile(d, d, d, "r", 1e-3, 1, 50, d) for d in ("float32", "int8", "bfloat16")]
+    profile = Profile("main", 1, 1, tuple(kernels), 3e-3, {"float32": 1e5, "int8": 4e5}, 1.0, (0.0, 1e-3, 2e-3))
+    assert [profile.share_of_peak(k) for k in kernels] == pytest.approx([0.5, 0.125, 0.5])
+    assert "0.0 int8" in profile.table()
+
+
+def test_integer_kernels_are_measured_against_integer_products(tmp_path):
+    weights = numpy_helper.from_array(np.ones((64, 32), np.int8), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [16, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [16, 32])],
+        [weights],
+    )
+    tvmx.compile(helper.make_model(graph), tmp_path / "m.so", threads=1)
+    with GraphExecutor(tmp_path / "m.so") as ex:
+        ex.set_input("x", np.ones((16, 64), np.uint8))
+        profile = ex.profile(runs=3)
+    assert [k.arithmetic for k in profile.kernels] == ["int8"]
+    if detect_host().has("avx2"):
+        assert profile.peaks["int8"] > profile.peaks["float32"]

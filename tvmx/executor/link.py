@@ -15,6 +15,7 @@ from typing import Any
 from tvmx.errors import CompileError
 from tvmx.executor.constants import ConstantPool
 from tvmx.executor.host_code import PRELUDE
+from tvmx.passes.legalize.dot_unit import bf16_unit, has_vnni
 from tvmx.runtime.seal import CUDA_SECTION, MANIFEST_SECTION, SEAL_MAGIC, SEAL_SECTION, SEAL_SIZE, seal
 from tvmx.target import Target
 
@@ -153,8 +154,7 @@ def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, tar
     (folder / "exports.map").write_text(EXPORTS)
     tools.run([*_C_FLAGS, "-O1", "-c", "host.c", "-o", "host.o"], folder)
     compile_pool(folder, tools)
-    width = [f"-DTVMX_VECTOR={target.vector_bytes}", *_VECTOR_FLAGS.get((target.arch, target.vector_bytes), ())]
-    tools.run([*_C_FLAGS, "-O3", *width, "-c", str(HERE / "peak.c"), "-o", "peak.o"], folder)
+    tools.run([*_C_FLAGS, "-O3", *_peak_flags(target), "-c", str(HERE / "peak.c"), "-o", "peak.o"], folder)
     tools.run(["-c", "data.S", "-o", "data.o"], folder)
     with replacing(output.absolute()) as made:
         tools.run(
@@ -165,6 +165,21 @@ def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, tar
         )  # fmt: skip
         seal(made)
     return output.stat().st_size
+
+
+def _peak_flags(target: Target) -> list[str]:
+    """Vector width and dot units for peak.c."""
+    flags = [f"-DTVMX_VECTOR={target.vector_bytes}", *_VECTOR_FLAGS.get((target.arch, target.vector_bytes), ())]
+    if has_vnni(target):
+        prefix = "" if target.vector_bytes == 64 else "{vex} "
+        flags.append(f'-DTVMX_INT8_STEP="{prefix}vpdpbusd %2, %2, %0"')
+    elif target.arch == "x86_64" and target.vector_bytes > 16:
+        flags.append('-DTVMX_INT8_STEP="vpmaddubsw %2, %2, %1; vpmaddwd %1, %2, %1; vpaddd %1, %0, %0"')
+    elif target.has("asimddp"):
+        flags.append('-DTVMX_INT8_STEP=".arch_extension dotprod; sdot %0.4s, %2.16b, %2.16b"')
+    if bf16_unit(target) is not None:
+        flags.append('-DTVMX_BF16_STEP="vdpbf16ps %2, %2, %0"')
+    return flags
 
 
 def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False) -> None:

@@ -1,5 +1,6 @@
-/* What this machine reaches at most: fused multiply-adds on full vectors, and a copy that no cache holds. Compiled for
- * the vector width of the target; the yardstick of profile(). */
+/* What this machine reaches at most: fused multiply-adds on full vectors, steps of the target's dot units, and a copy that
+ * no cache holds. Compiled for the vector width of the target; the yardstick of profile(). TVMX_INT8_STEP and
+ * TVMX_BF16_STEP are the units' instructions: %0 the sums, %1 scratch, %2 an operand. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,8 +18,10 @@
 
 #if defined(__x86_64__)
 #define KEEP(c) "+v"(c)
+#define READ(c) "v"(c)
 #else
 #define KEEP(c) "+w"(c)
+#define READ(c) "w"(c)
 #endif
 
 typedef float vec __attribute__((vector_size(TVMX_VECTOR)));
@@ -34,24 +37,33 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int multiply_add(int task, group_env* env, void* data) {
-  (void)env;
-  const vec a = (vec){0} + 0.999f, b = (vec){0} + 0.001f;
-  /* Variables, not an array: an array would be kept in memory. */
-  vec c0 = (vec){0} + (float)task, c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0;
-  vec c6 = c0, c7 = c0, c8 = c0, c9 = c0, c10 = c0, c11 = c0;
-  for (int round = 0; round < ROUNDS; round++) {
-    c0 = c0 * a + b, c1 = c1 * a + b, c2 = c2 * a + b, c3 = c3 * a + b;
-    c4 = c4 * a + b, c5 = c5 * a + b, c6 = c6 * a + b, c7 = c7 * a + b;
-    c8 = c8 * a + b, c9 = c9 * a + b, c10 = c10 * a + b, c11 = c11 * a + b;
-    /* Equal chains would be merged; the compiler must believe that they differ. */
-    __asm__ __volatile__("" : KEEP(c0), KEEP(c1), KEEP(c2), KEEP(c3), KEEP(c4), KEEP(c5));
-    __asm__ __volatile__("" : KEEP(c6), KEEP(c7), KEEP(c8), KEEP(c9), KEEP(c10), KEEP(c11));
+/* Twelve chains of `step`. Variables, not an array: an array would be kept in memory. The chains go through an asm that
+ * the compiler cannot look into, since it would merge equal ones. */
+#define DEFINE_CHAINS(name, step)                                                         \
+  static int name(int task, group_env* env, void* data) {                                 \
+    (void)env;                                                                            \
+    const vec a = (vec){0} + 0.999f, b = (vec){0} + 0.001f;                               \
+    vec c0 = (vec){0} + (float)task, c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0;         \
+    vec c6 = c0, c7 = c0, c8 = c0, c9 = c0, c10 = c0, c11 = c0;                           \
+    for (int round = 0; round < ROUNDS; round++) {                                        \
+      step(c0), step(c1), step(c2), step(c3), step(c4), step(c5);                         \
+      step(c6), step(c7), step(c8), step(c9), step(c10), step(c11);                       \
+    }                                                                                     \
+    vec sum = b + c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9 + c10 + c11;            \
+    ((volatile float*)data)[task % 16] = sum[0]; /* keeps the loop alive */               \
+    return 0;                                                                             \
   }
-  vec sum = c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9 + c10 + c11;
-  ((volatile float*)data)[task % 16] = sum[0]; /* keeps the loop alive */
-  return 0;
-}
+#define FMA(c) ({ c = c * a + b; __asm__ __volatile__("" : KEEP(c)); })
+DEFINE_CHAINS(multiply_add, FMA)
+#define UNIT(c, instructions) ({ vec t = b; __asm__ __volatile__(instructions : KEEP(c), KEEP(t) : READ(a)); })
+#ifdef TVMX_INT8_STEP
+#define INT8(c) UNIT(c, TVMX_INT8_STEP)
+DEFINE_CHAINS(int8_products, INT8)
+#endif
+#ifdef TVMX_BF16_STEP
+#define BF16(c) UNIT(c, TVMX_BF16_STEP)
+DEFINE_CHAINS(bf16_products, BF16)
+#endif
 
 static int copy(int task, group_env* env, void* data) {
   char* base = data;
@@ -60,19 +72,31 @@ static int copy(int task, group_env* env, void* data) {
   return 0;
 }
 
-/* FLOP/s in fp32 with all threads of the pool. */
-EXPORT double tvmx_peak_flops(tvmx_pool* pool, int threads) {
+static double rate(int (*chains)(int, group_env*, void*), double each, tvmx_pool* pool, int threads) {
   float sink[16];
   double best = 1e30;
   tvmx_pool* before = tvmx_pool_enter(pool);
   for (int i = 0; i < 20; i++) {
     double begin = now();
-    __TVMBackendParallelLaunch(multiply_add, sink, threads);
+    __TVMBackendParallelLaunch(chains, sink, threads);
     double took = now() - begin;
     if (took < best) best = took;
   }
   tvmx_pool_enter(before);
-  return 2.0 * LANES * CHAINS * ROUNDS * threads / best;
+  return each * CHAINS * ROUNDS * threads / best;
+}
+
+/* Operations a second (a multiplication and an addition are two) with all threads of the pool: `rates` becomes those of
+ * float32, of int8 and of bfloat16 products; 0 where the target has no unit for them. */
+EXPORT void tvmx_peak_rates(tvmx_pool* pool, int threads, double* rates) {
+  rates[0] = rate(multiply_add, 2.0 * LANES, pool, threads);
+  rates[1] = rates[2] = 0;
+#ifdef TVMX_INT8_STEP
+  rates[1] = rate(int8_products, 8.0 * LANES, pool, threads);
+#endif
+#ifdef TVMX_BF16_STEP
+  rates[2] = rate(bf16_products, 4.0 * LANES, pool, threads);
+#endif
 }
 
 /* Bytes read plus written a second, out of cache; 0 when there is no memory to try. */

@@ -188,7 +188,7 @@ def _profile(program: CudaProgram, runs: int) -> Profile:
         runs=len(spent),
         kernels=kernels,
         run_seconds=float(statistics.median(spent.sum(axis=1))),
-        peak_flops=0.0,  # not measured on a GPU
+        peaks={},  # not measured on a GPU
         peak_bandwidth=0.0,
         starts=tuple(float(s) for s in np.concatenate([[0.0], np.cumsum(medians)[:-1]])) if count else (),
     )

@@ -78,7 +78,7 @@ class Library(LoadedLibrary):
 
     def __init__(self, path: str, seal: bytes) -> None:
         super().__init__(path, seal)
-        self._peaks: dict[int, tuple[float, float]] = {}
+        self._peaks: dict[int, tuple[dict[str, float], float]] = {}
         self.pool_new = self._function("tvmx_pool_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self.pool_free = self._function("tvmx_pool_free", None, ctypes.c_void_p)
         self.pool_scratch = self._function("tvmx_pool_scratch", ctypes.c_int64, ctypes.c_void_p)
@@ -94,12 +94,15 @@ class Library(LoadedLibrary):
         """Address of the parameters."""
         return int(self._function("tvmx_params", ctypes.c_void_p)())
 
-    def peak(self, pool: int, threads: int) -> tuple[float, float]:
-        """(fp32 FLOP/s, bytes/s) that this machine reaches with `threads` threads, measured on first use."""
+    def peak(self, pool: int, threads: int) -> tuple[dict[str, float], float]:
+        """(operations/s by dtype of the products, bytes/s) reached with `threads` threads, measured on first use."""
         if threads not in self._peaks:
-            flops = self._function("tvmx_peak_flops", ctypes.c_double, ctypes.c_void_p, ctypes.c_int)
+            measure = self._function("tvmx_peak_rates", None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
             bandwidth = self._function("tvmx_peak_bandwidth", ctypes.c_double, ctypes.c_void_p, ctypes.c_int)
-            self._peaks[threads] = float(flops(pool, threads)), float(bandwidth(pool, threads))
+            rates = (ctypes.c_double * 3)()
+            measure(pool, threads, rates)
+            known = {dtype: rate for dtype, rate in zip(("float32", "int8", "bfloat16"), rates) if rate}
+            self._peaks[threads] = known, float(bandwidth(pool, threads))
         return self._peaks[threads]
 
     def new_pool(self, threads: int, cpus: Sequence[int] | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """One kernel call: median seconds, bytes of its inputs and outputs, floating-point operations."""
+    """One kernel call: median seconds, bytes of its inputs and outputs, operations and the dtype of their operands."""
 
     name: str
     op: str
@@ -30,6 +31,7 @@ class KernelProfile:
     seconds: float
     bytes: int
     flops: int
+    arithmetic: str = "float32"  # or "int8", "bfloat16": products of the target's dot unit
 
     @property
     def flop_rate(self) -> float:
@@ -44,20 +46,21 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernel calls in order. `peak_flops` (fp32 FLOP/s) and `peak_bandwidth` (bytes/s out of cache) are measured."""
+    """Kernel calls in order. Measured: `peaks`, FLOP/s by dtype, and `peak_bandwidth`, bytes/s out of cache."""
 
     entry: str
     threads: int
     runs: int
     kernels: tuple[KernelProfile, ...]
     run_seconds: float  # median of the whole run, stamps included
-    peak_flops: float
+    peaks: Mapping[str, float]
     peak_bandwidth: float
     starts: tuple[float, ...]  # seconds from the start of a typical run
 
     def share_of_peak(self, kernel: KernelProfile) -> float:
-        """Fraction of the measured fp32 peak (integer kernels may exceed 1)."""
-        return kernel.flop_rate / self.peak_flops if self.peak_flops else 0.0
+        """Fraction of the measured peak of its arithmetic, or of fp32 where the target has no unit for that."""
+        peak = self.peaks.get(kernel.arithmetic) or self.peaks.get("float32", 0.0)
+        return kernel.flop_rate / peak if peak else 0.0
 
     def table(self, top: int | None = None) -> str:
         """The slowest kernels first; `top` limits how many."""
@@ -74,10 +77,10 @@ class Profile:
             )
         flops = sum(k.flops for k in self.kernels)
         summary = f"{len(self.kernels)} kernels, {total * 1e3:.3f} ms, {flops / total / 1e9:.1f} GFLOP/s"
-        if self.peak_flops:  # not measured on a GPU
+        if self.peaks:  # not measured on a GPU
+            rates = ", ".join(f"{rate / 1e9:.1f} {dtype}" for dtype, rate in self.peaks.items())
             summary += (
-                f" on {self.threads} threads; this machine: {self.peak_flops / 1e9:.1f} GFLOP/s fp32, "
-                f"{self.peak_bandwidth / 1e9:.1f} GB/s"
+                f" on {self.threads} threads; this machine: GFLOP/s {rates}, {self.peak_bandwidth / 1e9:.1f} GB/s"
             )
         lines.append(summary)
         return "\n".join(lines)
@@ -89,7 +92,7 @@ class Profile:
             "threads": self.threads,
             "runs": self.runs,
             "run_seconds": self.run_seconds,
-            "peak_flops": self.peak_flops,
+            "peaks": dict(self.peaks),
             "peak_bandwidth": self.peak_bandwidth,
             "kernels": [
                 {
@@ -147,20 +150,27 @@ def profile_program(program: GraphProgram, library: Library, pool: int, threads:
             seconds=float(medians[i]),
             bytes=node_bytes(entry, node, program.dims),
             flops=node.flops,
+            arithmetic=_arithmetic(entry, node),
         )
         for i, node in enumerate(entry.nodes)
     )
-    flops, bandwidth = library.peak(pool, threads)
+    peaks, bandwidth = library.peak(pool, threads)
     return Profile(
         entry=entry.name,
         threads=threads,
         runs=len(stamps),
         kernels=kernels,
         run_seconds=float(statistics.median((stamps[:, -1] - stamps[:, 0]) * seconds_per_tick)),
-        peak_flops=flops,
+        peaks=peaks,
         peak_bandwidth=bandwidth,
         starts=tuple(float(s) for s in np.concatenate([[0.0], np.cumsum(medians)[:-1]])) if count else (),
     )
+
+
+def _arithmetic(entry: Entry, node: Node) -> str:
+    if node.rule.removeprefix("tuned:") not in ("cpu.dot_conv", "cpu.dot_matmul"):
+        return "float32"
+    return "bfloat16" if any(entry.tensors[n].dtype == "bfloat16" for n in node.inputs) else "int8"
 
 
 def node_bytes(entry: Entry, node: Node, dims: dict[str, int]) -> int:
