@@ -10,6 +10,8 @@ from onnx import ModelProto
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
+from tvmx.frontend.rewrite.evaluate import FOLDABLE
+
 log = logging.getLogger(__name__)
 
 # Elements of what one folded node may read and write. Large weights are folded by the Relax
@@ -17,28 +19,12 @@ log = logging.getLogger(__name__)
 INPUT_LIMIT = 64 * 1024
 OUTPUT_LIMIT = 256 * 1024
 
-# Folding these would turn int8 weights into float ones four times the size.
-_KEPT = {
-    "DequantizeLinear",
-    "QuantizeLinear",
-    "DynamicQuantizeLinear",
-    "ConstantOfShape",
-    "EyeLike",
-}
-_RANDOM = {
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-    "Dropout",
-}
+_FILLS = {"ConstantOfShape", "EyeLike"}  # smaller as operators
 _INT8 = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    if node.op_type in _KEPT or node.op_type in _RANDOM:
+    if node.domain in ("", "ai.onnx") and (node.op_type not in FOLDABLE or node.op_type in _FILLS):
         return False
     if node.op_type in ("Cast", "CastLike") and node.inputs and node.inputs[0] is not None:
         value = node.inputs[0]

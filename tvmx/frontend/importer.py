@@ -25,7 +25,7 @@ from tvmx.frontend.fold import fold
 from tvmx.frontend.load import MAX_DIM, MAX_ELEMENTS, load_model
 from tvmx.frontend.model import IndexCheck, Model, TensorInfo
 from tvmx.frontend.names import NodeName, names_of, node_table
-from tvmx.frontend.node import CONVERTERS, Expr, Node, bounded_dims, constant, dtype_of, shape_of
+from tvmx.frontend.node import CONVERTERS, Expr, Node, bounded_dims, constant, dtype_of, np_dtype, shape_of
 from tvmx.frontend.rewrite import rewrite_all
 from tvmx.frontend.shapes import InputSpec, ShapeSpec, bind_constants, identifier, settle_shapes
 
@@ -243,6 +243,10 @@ class Importer:
                 self._origin[out] = self._origin[proto.input[0]]
 
     def _bind(self, expr: Expr) -> Expr:
+        shape = getattr(getattr(expr.ty, "shape", None), "values", None) or ()
+        dims = [int(d.value) for d in shape if isinstance(d, tirx.IntImm)]
+        if len(dims) == len(shape) and 0 in dims:  # no element to compute: the zeros, without a kernel
+            expr = constant(np.zeros(dims, np_dtype(dtype_of(expr))))
         if isinstance(expr, relax.Var | tvm.ir.GenericConst):
             return expr
         return self.bb.emit(expr)

@@ -25,20 +25,33 @@ def scalar(node: Node, value: Any, like: Expr) -> Expr:
     return node.const(value, dtype_of(like))
 
 
+# Code generation knows these in float32 and float64 only.
+_WIDE = {"Sinh", "Cosh", "Asin", "Acos", "Atan", "Asinh", "Acosh"}
+
+
 def _plain(op: str, fn: Callable[[Expr], Expr]) -> None:
     @converter(op)
     def convert(node: Node) -> Expr:
-        return node.emit(fn(node[0]))
+        x = node[0]
+        if op in _WIDE and dtype_of(x) in HALF:
+            return cast(node, node.emit(fn(cast(node, x, "float32"))), dtype_of(x))
+        return node.emit(fn(x))
 
 
 for _op, _fn in {
     "Abs": R.abs, "Exp": R.exp, "Log": R.log, "Sqrt": R.sqrt, "Sigmoid": R.sigmoid,
     "Tanh": R.tanh, "Sin": R.sin, "Cos": R.cos, "Tan": R.tan, "Sinh": R.sinh, "Cosh": R.cosh,
     "Asin": R.asin, "Acos": R.acos, "Atan": R.atan, "Asinh": R.asinh, "Acosh": R.acosh,
-    "Atanh": R.atanh, "Floor": R.floor, "Ceil": R.ceil, "Erf": R.erf, "Sign": R.sign,
+    "Atanh": R.atanh, "Floor": R.floor, "Ceil": R.ceil, "Erf": R.erf,
     "Neg": R.negative, "Not": R.logical_not, "IsNaN": R.isnan, "BitwiseNot": R.bitwise_not,
 }.items():  # fmt: skip
     _plain(_op, _fn)
+
+
+@converter("Sign")
+def sign(node: Node) -> Expr:
+    x = node[0]
+    return node.emit(R.minimum(x, scalar(node, 1, x)) if dtype_of(x).startswith("uint") else R.sign(x))
 
 
 def _each(node: Node, fn: Callable[..., Any], *args: Expr, name: str | None = None) -> Expr:

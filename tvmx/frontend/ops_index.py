@@ -274,6 +274,8 @@ def arg_reduce(node: Node) -> Expr:
 @converter("CumSum", "CumProd")
 def cumulative(node: Node) -> Expr:
     axis = node.axis(node.known_ints(1, "the axis")[0], node.rank(0))
+    if product(node.shape(0)) == 0:
+        return node[0]
     return node.te(
         kernels.scan(
             axis,

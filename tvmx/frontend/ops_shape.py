@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 
 from tvmx.frontend import float8
-from tvmx.frontend.node import Expr, Node, constant, converter, dtype_of, simplify
+from tvmx.frontend.node import Expr, Node, constant, converter, dtype_of, np_dtype, simplify
 
 
 def product(dims: Any) -> Any:
@@ -30,8 +30,11 @@ def reshape(node: Node, x: Expr, dims: list[Any]) -> Expr:
     if [simplify(d) for d in node.dims(x)] == dims:
         return x
     array = const_of(x)
-    if array is not None and all(isinstance(d, int) for d in dims):
-        return constant(array.reshape(dims))
+    if all(isinstance(d, int) for d in dims):
+        if array is not None:
+            return constant(array.reshape(dims))
+        if 0 in dims:  # which Relax would take for "copy this dim"
+            return node.emit(constant(np.zeros(dims, np_dtype(dtype_of(x)))))
     return node.emit(R.reshape(x, dims))
 
 

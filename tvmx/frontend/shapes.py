@@ -155,7 +155,9 @@ def settle_shapes(model: ModelProto, shapes: ShapeSpec, name: str) -> tuple[list
     # What was inferred for other shapes must not steer folding and conversion now.
     del graph.value_info[:]
     for out in graph.output:
-        if out.type.HasField("tensor_type"):
+        if out.name in inputs:  # one value to onnx_ir, with the output's type
+            out.type.CopyFrom(inputs[out.name].type)
+        elif out.type.HasField("tensor_type"):
             out.type.tensor_type.ClearField("shape")
     used = {d for s in specs for d in s.shape if isinstance(d, str)}
     return specs, {k: v for k, v in bounds.items() if k in used}
