@@ -70,16 +70,21 @@ def _at_opset_13(model: Any) -> Any:
     return version_converter.convert_version(model, 13) if opset < 13 else model
 
 
+def calibration_feeds(model: ZooModel) -> list[Any]:
+    """Up to eight inputs at the measured shapes, real ones first."""
+    rng = np.random.default_rng(0)
+    real = [inputs for _, inputs in model.real_inputs()] if model.real_inputs else []
+    feeds = [*real[:4], *(model.random_inputs(rng) for _ in range(4))]
+    return [f for f in feeds if all(f[k].shape == tuple(s) for k, s in model.shapes.items())]
+
+
 def ours(model: ZooModel, threads: int) -> Any:
     """The model as `tvmx quantize` makes it with default settings from the same calibration inputs."""
     import tvmx
 
-    rng = np.random.default_rng(0)
-    real = [inputs for _, inputs in model.real_inputs()] if model.real_inputs else []
-    feeds = [*real[:4], *(model.random_inputs(rng) for _ in range(4))]
-    fixed = [f for f in feeds if all(f[k].shape == tuple(s) for k, s in model.shapes.items())]
     constants = model.constants or None
-    return tvmx.quantize(str(model.path), fixed, shapes=model.shapes, constants=constants, threads=threads)
+    feeds = calibration_feeds(model)
+    return tvmx.quantize(str(model.path), feeds, shapes=model.shapes, constants=constants, threads=threads)
 
 
 def measure(model: ZooModel, threads: int, folder: Path, repeat: int) -> dict[str, Any]:

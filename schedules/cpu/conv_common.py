@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmx.passes.legalize.winograd_te import STAGE_ANNOTATION
+from tvmx.passes.legalize.conv_te import STAGE_ANNOTATION
 from tvmx.schedule.workload import OP_ANNOTATION
 from tvmx.target import Target
 
@@ -40,6 +40,12 @@ def stages(sch: Any, op: str) -> Stage:
         if not _is_stage(sch, block) and not sch.get(block).same_as(sch.get(sinks[0])):
             sch.compute_inline(block)
     return Stage(before[-1] if before else None, anchor, sinks[0])
+
+
+def marked(sch: Any) -> dict[str, Any]:
+    """The blocks that the legalization made stages of the algorithm, by their names there."""
+    blocks = [b for b in sch.get_child_blocks(sch.get_sblock("root")) if _is_stage(sch, b)]
+    return {str(sch.get(b).annotations[STAGE_ANNOTATION]): b for b in blocks}
 
 
 def _is_stage(sch: Any, block: Any) -> bool:

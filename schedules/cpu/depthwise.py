@@ -2,6 +2,7 @@
 
 parallel (rows, channel blocks)
   [padding of these rows and channels]   small enough for L1/L2
+  [widen]                                these channels' 8-bit weights as floats
   rows, tiles of columns
     kh, kw (unrolled) × columns (unrolled) × vector
     epilogue
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, perfect, stages
+from tvmx_schedules.cpu.conv_common import copy_rows, extent, finish_last, marked, perfect, stages
 
 from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, depthwise_tile, divisors, split_parallel
 from tvmx.schedule import schedule_rule
@@ -58,6 +59,9 @@ def depthwise_conv2d(sch: Any, target: Target) -> None:
     if stage.before is not None:
         sch.compute_at(stage.before, outer, preserve_unit_loops=True)
         copy_rows(sch, stage.before, 1, target)
+    for block in marked(sch).values():
+        sch.compute_at(block, outer, preserve_unit_loops=True)
+        copy_rows(sch, block, 1, target)
     if parallel:
         sch.parallel(outer)
     for loop in (kh, kw, w1):

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmx_schedules.cpu.conv_common import copy_rows, extent, perfect, stages
+from tvmx_schedules.cpu.conv_common import copy_rows, extent, marked, perfect, stages
 
 from tvmx.passes.legalize.conv_model import MIN_PARALLEL_MACS, rows_of_panel, tile_of_panel, winograd_plan
-from tvmx.passes.legalize.winograd_te import STAGE_ANNOTATION, TILE
+from tvmx.passes.legalize.winograd_te import TILE
 from tvmx.schedule import schedule_rule
 from tvmx.target import Target
 
@@ -24,11 +24,7 @@ from tvmx.target import Target
 def conv2d_winograd(sch: Any, target: Target) -> None:
     stage = stages(sch, "conv2d_winograd")
     gemm, last = stage.anchor, stage.last
-    part = {
-        str(sch.get(b).annotations[STAGE_ANNOTATION]): b
-        for b in sch.get_child_blocks(sch.get_sblock("root"))
-        if STAGE_ANNOTATION in sch.get(b).annotations
-    }
+    part = marked(sch)
     shape = [extent(sch, l) for l in sch.get_loops(gemm)]
     channels, depth = shape[3:]
     batch, rows, columns = (math.ceil(extent(sch, l) / t) for l, t in zip(sch.get_loops(last), (1, TILE, TILE)))

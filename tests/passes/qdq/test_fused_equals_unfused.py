@@ -38,7 +38,7 @@ class Case:
     zero: int
     per_channel: bool
     near_zero: bool  # one channel's weights and scale are tiny
-    bias: bool
+    bias: int  # its size in steps, 0 for none
     residual: bool
     activation: str  # "none" | "relu" | "clip"
     output: str
@@ -71,7 +71,7 @@ def cases(draw):
         zero=draw(st.sampled_from([low, high, 0 if low < 0 else 128, draw(st.integers(low, high))])),
         per_channel=draw(st.booleans()),
         near_zero=draw(st.booleans()),
-        bias=draw(st.booleans()),
+        bias=draw(st.sampled_from([0, 5000, 1 << 28])),
         residual=draw(st.booleans()),
         activation=draw(st.sampled_from(["none", "relu", "clip"])),
         output=draw(st.sampled_from(["uint8", "int8"])),
@@ -106,7 +106,7 @@ def values_of(case: Case) -> Values:
     if case.near_zero and case.per_channel:
         w_scale[0] = 1e-9
     sums = conv_sums(x.astype(np.int64) - case.zero, w, case.strides, case.pads, case.dilation, case.groups)
-    bias = rng.integers(-5000, 5000, total).astype(np.int32) if case.bias else None
+    bias = rng.integers(-case.bias, case.bias, total).astype(np.int32) if case.bias else None
     real = (sums + (0 if bias is None else bias)) * (np.float64(X_SCALE) * w_scale.astype(np.float64))
     other = None
     if case.residual:

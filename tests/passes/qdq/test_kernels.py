@@ -7,7 +7,10 @@ import pytest
 from tvm import relax
 from tvm.relax import op as R
 
-from tests.passes.qdq.helpers import HOSTS, codes, conv_sums, module, native, run
+from tests.passes.qdq.helpers import HOSTS, codes, conv_sums, module, native, passes, run
+from tvmx.passes.constants import as_array
+from tvmx.pipeline import lower, qdq
+from tvmx.target import resolve
 
 CONVS = {
     "padded": dict(x=(1, 14, 14, 32), w=(3, 3, 32, 64), pads=(1, 1, 1, 1), fill=7),
@@ -63,6 +66,26 @@ def test_conv(case):
 def test_conv_on_each_path(target):
     _conv(target, **CONVS["grouped, dilated, signed"])
     _conv(target, **CONVS["padded"])
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [("depthwise", 3 * 3 * 16), ("three channels, strided", (3 * 3 * 20 + 12) * 4)], ids=str
+)
+def test_weights_are_stored_in_eight_bits_without_padding(case, size):
+    """Depthwise ones are widened in the kernel; a panel that its channels do not fill is cut."""
+    conv = CONVS[case]
+    body = lambda emit, v: R.nn.conv2d(  # noqa: E731
+        v,
+        relax.const(np.ones(conv["w"], np.int8)),
+        groups=conv.get("groups", 1),
+        data_layout="NHWC",
+        kernel_layout="HWIO",
+        out_dtype="float32" if "groups" in conv else "int32",
+    )
+    lowered = passes(module([(conv["x"], "uint8")], body), resolve("x86_64-avx512-vnni", threads=1), qdq, lower)
+    found: list[np.ndarray] = []
+    relax.analysis.post_order_visit(lowered["main"], lambda e: found.extend(a for a in [as_array(e)] if a is not None))
+    assert [(a.dtype, a.nbytes) for a in found] == [(np.int8, size)]
 
 
 @pytest.mark.parametrize("target", HOSTS, ids=lambda t: t.name)

@@ -14,6 +14,8 @@ import numpy as np
 
 from tvmx.schedule.workload import OP_ANNOTATION
 
+STAGE_ANNOTATION = "tvmx.stage"
+"""Block annotation of the transforms beside the anchor; schedules find them by it."""
 SYMBOLIC = "conv2d_symbolic"
 ROWS_ANNOTATION = "tvmx.rows"
 """Columns of the register tile that the output of a symbolic convolution is rounded up to."""
@@ -273,10 +275,14 @@ def transposed(x: Any, packed: Any, channels: int, up: Upsampling, columns: int)
 def depthwise(x: Any, weight: Any, window: Window, fill: int = 0) -> Any:
     """Depthwise convolution: x[N, H, W, C], weight[KH, KW, C] → [N, OH, OW, C].
 
-    In the data's type where that is a float, else in the weight's. `fill` is what lies around the image.
+    In the data's type where that is a float, else in the weight's; between integers in float32, to which a block
+    `widen` brings the weights. `fill` is what lies around the image.
     """
     from tvm import te
 
+    if "int" in str(weight.dtype):
+        codes, attrs = weight, {STAGE_ANNOTATION: "widen"}
+        weight = te.compute(codes.shape, lambda *i: codes(*i).astype("float32"), name="widen", attrs=attrs)
     dtype = str(x.dtype) if "float" in str(x.dtype) else str(weight.dtype)
     n, h, w, c = (int(d) for d in x.shape)
     kh, kw, _ = (int(d) for d in weight.shape)

@@ -101,7 +101,8 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
     taps = filters.reshape(kh, 1, kw, out) if flat else filters
     steps = kh * integer_te.steps(kw, unit) if flat else kh * kw * count
     tile = register_tile(ow, out // groups, steps, target, narrow=NARROW_DOT)
-    packed = relax.const(integer_te.pack_filters(taps.astype(unit.weight), tile.panel, unit, groups))
+    panels = integer_te.pack_filters(taps.astype(unit.weight), tile.panel, unit, groups)
+    packed = relax.const(integer_te.one_panel(panels, out))
     size = None
     if groups == 1 and not offset and unit.depth == first_layer.CHANNELS:
         needed = integer_te.padded_size((shape[1], shape[2]), window, tile.rows)
@@ -113,7 +114,9 @@ def _conv2d(bb: Any, call: Any, target: Target, before: Callable[[Any], Any]) ->
         args.append(relax.const(correction_of(filters, offset, tile.panel, groups)))
 
     def compute(a: Any, w: Any, c: Any = None) -> Any:
-        return integer_te.conv(a, w, out, window, unit, tile.rows, offset, fill, c, groups, size=size, flat=flat)
+        return integer_te.conv(
+            a, w, out, window, unit, tile.rows, offset, fill, c, groups, size=size, flat=flat, panel=tile.panel
+        )
 
     return emit(bb, compute, f"conv2d_{suffix(unit)}", *args)
 
@@ -186,7 +189,7 @@ def _depthwise(bb: Any, call: Any, x: Any, filters: np.ndarray, window: Window, 
     from tvm import relax, te
 
     kh, kw, _, out = filters.shape
-    weight = relax.const(filters.reshape(kh, kw, out).astype("float32"))
+    weight = relax.const(filters.reshape(kh, kw, out))
     dtype = str(call.ty.dtype)
 
     def compute(a: Any, b: Any) -> Any:
@@ -202,9 +205,10 @@ def _plan(groups: int, m: int, n: int, k: int, unit: DotUnit, target: Target) ->
 
 
 def _panels(matrix: np.ndarray, p: IntegerProduct) -> np.ndarray:
-    """[k, n] → [1, P, steps, nb, depth]"""
+    """[k, n] → [1, P, steps, nb, depth], a single panel cut"""
     packed = integer_te.pack_filters(matrix[None, None].astype(p.unit.weight), p.panel, p.unit)
-    return np.ascontiguousarray(packed[:, 0, 0])[None]
+    panels = integer_te.one_panel(np.ascontiguousarray(packed[:, 0, 0]), p.n)
+    return panels if panels.ndim == 2 else panels[None]
 
 
 def _matmul(bb: Any, call: Any, target: Target) -> Any:

@@ -119,17 +119,25 @@ def conv(
     size: tuple[int, int] | None = None,
     finish: Finish | None = None,
     flat: bool = False,
+    panel: int = 0,
 ) -> Any:
     """Integer convolution. x[N, H, W, G·K], packed[P, KH, KW, steps, nb, depth] → int32 [N, OH, OW, channels].
 
     `rows` is the register tile along an output row; `correction` [P·nb] int32 is added to the sums. With `size`, the
     image's own (H, W), x is padded as the unit reads it already. `finish` makes another output of the sums. `flat`: x
-    has one channel, and a step of the unit takes neighbouring columns (packed[P, KH, 1, steps, nb, depth]).
+    has one channel, and a step of the unit takes neighbouring columns (packed[P, KH, 1, steps, nb, depth]). `panel`: nb
+    of weights that `one_panel` cut.
     """
     from tvm import te
 
     n, h, w, _ = (int(d) for d in x.shape)
-    panels, kh, kw, count, width, depth = (int(d) for d in packed.shape)
+    cut = len(packed.shape) == 2
+    if cut:
+        kh, kw = window.kernel
+        kw, mine = (1, kw) if flat else (kw, int(x.shape[3]))
+        panels, count, width, depth = 1, steps(mine, unit), panel, unit.depth
+    else:
+        panels, kh, kw, count, width, depth = (int(d) for d in packed.shape)
     (sh, sw), (dh, dw) = window.strides, window.dilation
     oh, ow = window.output(*(size or (h, w)))
     columns = math.ceil(ow / rows) * rows
@@ -152,7 +160,10 @@ def conv(
             a = source[n_, row, j * sw + k * depth + ki]
         else:
             a = source[n_, row, j * sw + rx * dw, step * depth + ki]
-        b = packed[o // width, ry, rx, k, o % width, ki]
+        if cut:
+            b = packed[((ry * kw + rx) * count + k) * channels + o, ki]
+        else:
+            b = packed[o // width, ry, rx, k, o % width, ki]
         return te.sum(a.astype(unit.sums) * b.astype(unit.sums), [ry, rx, k, ki])
 
     mine, stored = channels // groups, panels // groups * width
@@ -235,16 +246,17 @@ def panels_of(b: Access, p: IntegerProduct, offset: int, groups: int) -> Any:
 
 
 def product(a: Access, panels: Any, p: IntegerProduct, finish: Callable[[Any], Any]) -> Any:
-    """`finish(sums)` of sums int32 [groups, padded m, P·nb]; `panels` [groups or 1, P, steps, nb, depth]."""
+    """`finish(sums)` of sums int32 [groups, padded m, P·nb]; `panels` [groups or 1, P, steps, nb, depth] or cut."""
     from tvm import te
 
+    cut = len(panels.shape) == 2
     shared = int(panels.shape[0]) == 1
     k, ki = te.reduce_axis((0, p.steps), "k"), te.reduce_axis((0, p.unit.depth), "ki")
 
     def body(g: Any, m: Any, j: Any) -> Any:
         left = a(g, m, k * p.unit.depth + ki).astype(p.unit.sums)
-        right = panels[0 if shared else g, j // p.panel, k, j % p.panel, ki].astype(p.unit.sums)
-        return te.sum(left * right, [k, ki])
+        right = panels[k * p.n + j, ki] if cut else panels[0 if shared else g, j // p.panel, k, j % p.panel, ki]
+        return te.sum(left * right.astype(p.unit.sums), [k, ki])
 
     shape = (p.groups, p.padded_m, p.panels * p.panel)
     return finish(te.compute(shape, body, name="dot", attrs=_attrs("dot_matmul", p.unit, (p.rows, p.panel))))
@@ -259,3 +271,15 @@ def pack_filters(weight: np.ndarray, width: int, unit: DotUnit, groups: int = 1)
     wide[:, :, :depth, :, :mine] = weight.reshape(kh, kw, depth, groups, mine)
     split = wide.reshape(kh, kw, count, unit.depth, groups * panels, width)
     return np.ascontiguousarray(split.transpose(4, 0, 1, 2, 5, 3))
+
+
+def one_panel(packed: np.ndarray, out: int) -> np.ndarray:
+    """A single panel [1, ..., steps, nb, depth] without the zeros past its `out` columns: [steps · out + rest, depth].
+
+    The vectors of a step run on into the next step's weights; the sums that they make there are read by nobody.
+    """
+    width, depth = packed.shape[-2:]
+    if packed.shape[0] != 1 or out >= width:
+        return packed
+    whole = np.ascontiguousarray(packed[..., :out, :]).reshape(-1, depth)
+    return np.concatenate([whole, np.zeros((width - out, depth), packed.dtype)])

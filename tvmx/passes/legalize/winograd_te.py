@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize.conv_te import Window, padded
+from tvmx.passes.legalize.conv_te import STAGE_ANNOTATION, Window, padded
 from tvmx.schedule.workload import OP_ANNOTATION
 
 TILE = 4  # outputs a side
 PATCH = 6  # inputs a side
-STAGE_ANNOTATION = "tvmx.stage"
-"""Block annotation of the transforms beside the anchor; schedules find them by it."""
 
 _G = np.array(
     [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],

@@ -28,32 +28,16 @@ def integer_conv(scope: Scope, call: Any, target: Target) -> Any:
     in float32 instead: what Q and DQ mean stays as it is."""
     from tvm import relax
 
-    x, w = (dequantized(scope, a) for a in call.args)
-    refusal = _operands(x, w)
-    if refusal is not None:
-        return refusal
-    assert isinstance(x, Dequantized)
-    assert isinstance(w, Dequantized)
+    found = _convolution(scope, call)
+    if isinstance(found, Refusal):
+        return found
+    x, weights, scales = found
     attrs = call.attrs
-    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO"):
-        return Refusal(f"layout {attrs.data_layout}, {attrs.kernel_layout} has no integer kernel")
-    codes = as_array(scope.definition(w.codes))
-    if codes is None:
-        return Refusal("the weights are not constant")
-    if w.params.axis not in (None, 3):
-        return Refusal(f"weights are scaled along axis {w.params.axis}, not per output channel")
-    if not all(isinstance(d, int) for d in dims_of(x.codes) or (None,)):
-        return Refusal("a dimension of the input is symbolic")
-    _, _, mine, out = codes.shape
+    _, _, mine, out = weights.shape
     groups = int(attrs.groups)
-    scale, zero = w.params.along(out)
-    weights = codes.astype(np.int64) - zero
     depthwise = groups > 1 and mine == 1 and out == groups
-    bound = int(np.abs(weights).sum((0, 1, 2)).max(initial=0)) * 255
-    if depthwise and bound >= EXACT_FLOAT:
+    if depthwise and _bound(weights) >= EXACT_FLOAT:
         return Refusal("a depthwise window of more than 2^24 is not exact")
-    if bound >= 1 << 31:
-        return Refusal("the sums may leave int32")
     slower = _slower(scope, call, x, weights, target)
     if slower is not None:
         return slower
@@ -76,7 +60,36 @@ def integer_conv(scope: Scope, call: Any, target: Target) -> Any:
         )
     )
     offset = -int(params.zero) * weights.sum((0, 1, 2))
-    return _scaled(scope, sums, offset, params.scale.astype(np.float64) * scale.astype(np.float64))
+    return _scaled(scope, sums, offset, scales)
+
+
+def _bound(weights: np.ndarray) -> int:
+    """What no sum of 8-bit codes by these weights HWIO exceeds."""
+    return int(np.abs(weights).sum((0, 1, 2)).max(initial=0)) * 255
+
+
+def _convolution(scope: Scope, call: Any) -> tuple[Dequantized, np.ndarray, np.ndarray] | Refusal:
+    """(input, weights HWIO less their zero points, scales of the sums) of a convolution over NHWC."""
+    x, w = (dequantized(scope, a) for a in call.args)
+    refusal = _operands(x, w)
+    if refusal is not None:
+        return refusal
+    assert isinstance(x, Dequantized)
+    assert isinstance(w, Dequantized)
+    if (call.attrs.data_layout, call.attrs.kernel_layout) != ("NHWC", "HWIO"):
+        return Refusal(f"layout {call.attrs.data_layout}, {call.attrs.kernel_layout} has no integer kernel")
+    codes = as_array(scope.definition(w.codes))
+    if codes is None:
+        return Refusal("the weights are not constant")
+    if w.params.axis not in (None, 3):
+        return Refusal(f"weights are scaled along axis {w.params.axis}, not per output channel")
+    if not all(isinstance(d, int) for d in dims_of(x.codes) or (None,)):
+        return Refusal("a dimension of the input is symbolic")
+    scale, zero = w.params.along(codes.shape[3])
+    weights = codes.astype(np.int64) - zero
+    if _bound(weights) >= 1 << 31:
+        return Refusal("the sums may leave int32")
+    return x, weights, x.params.scale.astype(np.float64) * scale.astype(np.float64)
 
 
 FLOAT_GAIN = 1.25  # by the model, before codes are widened for a float32 kernel
@@ -106,31 +119,15 @@ def integer_transpose(scope: Scope, call: Any) -> Any:
     """conv2d_transpose over NHWC, one group; the zero point is taken off the data, which the kernel undoes."""
     from tvm import relax
 
-    x, w = (dequantized(scope, a) for a in call.args)
-    refusal = _operands(x, w)
-    if refusal is not None:
-        return refusal
-    assert isinstance(x, Dequantized)
-    assert isinstance(w, Dequantized)
+    found = _convolution(scope, call)
+    if isinstance(found, Refusal):
+        return found
+    x, weights, scales = found
     attrs = call.attrs
-    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO"):
-        return Refusal(f"layout {attrs.data_layout}, {attrs.kernel_layout} has no integer kernel")
-    codes = as_array(scope.definition(w.codes))
-    if codes is None:
-        return Refusal("the weights are not constant")
     if int(attrs.groups) != 1 or any(int(d) != 1 for d in attrs.dilation):
         return Refusal("groups and dilation have no integer kernel")
-    if w.params.axis not in (None, 3):
-        return Refusal(f"weights are scaled along axis {w.params.axis}, not per output channel")
-    if not all(isinstance(d, int) for d in dims_of(x.codes) or (None,)):
-        return Refusal("a dimension of the input is symbolic")
-    out = codes.shape[3]
-    if out < MIN_TRANSPOSED:
+    if weights.shape[3] < MIN_TRANSPOSED:
         return Refusal("moving few channels to their places costs more than the product saves")
-    scale, zero = w.params.along(out)
-    weights = codes.astype(np.int64) - zero
-    if int(np.abs(weights).sum((0, 1, 2)).max(initial=0)) * 255 >= 1 << 31:
-        return Refusal("the sums may leave int32")
     sums = scope.emit(
         relax.op.nn.conv2d_transpose(
             centred(scope, x, through=False),
@@ -143,7 +140,7 @@ def integer_transpose(scope: Scope, call: Any) -> Any:
             out_dtype="int32",
         )
     )
-    return _scaled(scope, sums, np.zeros(1, np.int64), x.params.scale.astype(np.float64) * scale.astype(np.float64))
+    return _scaled(scope, sums, np.zeros(1, np.int64), scales)
 
 
 def integer_matmul(scope: Scope, call: Any) -> Any:

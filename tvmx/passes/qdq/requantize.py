@@ -25,6 +25,7 @@ from tvmx.passes.qdq.params import (
 from tvmx.passes.rewrite import Refusal, RewriteRule, Scope, dims_of, dtype_of, op_name
 
 INTEGRAL = 1e-3  # how far a float bias may be from a whole number of steps and count as one
+ROUNDING = 2.0**-22  # and the share of it that the roundings of the bias and of both scales to float32 make
 
 
 def fold_bias(scope: Scope, call: Any) -> Any:
@@ -37,8 +38,8 @@ def fold_bias(scope: Scope, call: Any) -> Any:
         if product is None or value is None or dtype_of(call) != "float32":
             continue
         factor = as_array(product.args[1])
-        cast = scope.call(product.args[0], "astype")
-        if factor is None or cast is None or dtype_of(cast.args[0]) != "int32":
+        found = None if factor is None else _whole_sums(scope, product.args[0])
+        if factor is None or found is None:
             continue
         if not scope.used_once(scaled) or not scope.used_once(product.args[0]):
             return Refusal("the product is used elsewhere")
@@ -49,26 +50,38 @@ def fold_bias(scope: Scope, call: Any) -> Any:
             return Refusal("a scale is zero")
         steps = flat.astype(np.float64) / factor.astype(np.float64)
         whole = np.rint(steps)
-        if np.abs(steps - whole).max(initial=0) > INTEGRAL or np.abs(whole).max(initial=0) >= 1 << 30:
+        if (np.abs(steps - whole) > INTEGRAL + ROUNDING * np.abs(whole)).any():
             return Refusal("the bias is no whole number of steps")
-        sums = _plus(scope, cast.args[0], whole.astype(np.int64))
+        sums = _plus(scope, found, whole)
         if sums is None:
             return Refusal("the bias does not fit into int32")
-        return relax.op.multiply(scope.emit(relax.op.astype(sums, "float32")), product.args[1])
+        if dtype_of(sums) != "float32":
+            sums = scope.emit(relax.op.astype(sums, "float32"))
+        return relax.op.multiply(sums, product.args[1])
     return None
 
 
+def _whole_sums(scope: Scope, expr: Any) -> Any | None:
+    """Sums of codes: int32 that are cast, or the floats of a depthwise window."""
+    cast = scope.call(expr, "astype")
+    if cast is not None and dtype_of(cast.args[0]) == "int32":
+        return cast.args[0]
+    add = scope.call(expr, "add")
+    conv = scope.call(expr if add is None else add.args[0], "nn.conv2d")
+    return expr if conv is not None and "int" in dtype_of(conv.args[1]) else None
+
+
 def _plus(scope: Scope, sums: Any, whole: np.ndarray) -> Any | None:
-    """sums + whole, merged with an offset that is there already."""
+    """sums + whole, merged with an offset that is there already; None where that may leave int32."""
     from tvm import relax
 
     inner = scope.call(sums, "add")
     offset = None if inner is None else as_array(inner.args[1])
     if inner is not None and offset is not None and scope.used_once(sums):
-        whole, sums = whole + offset.astype(np.int64), inner.args[0]
-    if np.abs(whole).max(initial=0) >= 1 << 31:
+        whole, sums = whole + offset, inner.args[0]
+    if dtype_of(sums) == "int32" and np.abs(whole).max(initial=0) >= 1 << 30:
         return None
-    return scope.emit(relax.op.add(sums, as_constant(whole.astype(np.int32))))
+    return scope.emit(relax.op.add(sums, as_constant(whole.astype(dtype_of(sums)))))
 
 
 def _per_column(value: np.ndarray, call: Any) -> np.ndarray | None:
