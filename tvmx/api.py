@@ -177,10 +177,15 @@ def explain(
 
     Raises ModelError or ConfigError.
     """
+    from tvmx.frontend.load import load_model
     from tvmx.passes.qdq.report import read_report
+    from tvmx.quantize.model import kept_in_float
 
     low = lower(import_onnx(model, shapes, constants), resolve(target, threads))
-    return read_report(low.mod, low.graph)
+    report = read_report(low.mod, low.graph)
+    if isinstance(model, Model):
+        return report
+    return dataclasses.replace(report, kept=kept_in_float(load_model(_onnx_of(model)).proto))
 
 
 def compile(

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import tvmx
 from tests.onnx_models import model, reference
 from tests.quantize.helpers import TARGET, constants, normal_feeds, ops, plan_of, quantized, sqnr
 from tvmx.errors import ConfigError
@@ -211,6 +212,17 @@ def test_the_cost_hook_decides_and_its_reason_is_reported():
     # What follows a layer in float has to round its input by itself.
     assert seen[-1].rounded_elements == 4 * 64
     assert not make_plan(proto, "m", Scheme(prefer="size").for_target(TARGET), TARGET, cost=hook).placement.kept
+
+
+def test_explain_says_what_the_quantiser_left_in_float():
+    scheme = Scheme(prefer="size", overrides=(parse_override("first=float"),))
+    result = quantized(between([node("Relu", ["a"], ["z"])]), scheme=scheme)
+    report = tvmx.explain(result)
+    assert [row[:2] for row in report.kept] == [(k[0], k[1]) for k in result.report.kept]
+    assert f"first: {report.kept[0][2]}" in str(report)
+    assert report.to_json()["kept_in_float"][0]["name"] == "first"
+    result.proto.metadata_props[-1].value = "{1"
+    assert tvmx.explain(result.proto).kept == ()
 
 
 def test_the_target_chooses_types_and_range():

@@ -15,7 +15,7 @@ from tvmx.quantize.checks import data_warnings
 from tvmx.quantize.cost import CostHook, layer_cost, modelled
 from tvmx.quantize.graph import Array, OnnxGraph
 from tvmx.quantize.insert import Inserted, insert_qdq
-from tvmx.quantize.model import QuantizedModel
+from tvmx.quantize.model import QuantizedModel, with_kept
 from tvmx.quantize.observers import (
     OBSERVERS,
     ObserverOptions,
@@ -207,7 +207,7 @@ def finish(
         observers={n: mean_sqnr(plan, calibration, choose_qparams(plan, calibration, n)) for n in names},
         accuracy=_accuracy(measured),
     )
-    return QuantizedModel(made.inserted.model, plan.name, report)
+    return QuantizedModel(with_kept(made.inserted.model, report.kept), plan.name, report)
 
 
 def _accuracy(measured: Sensitivity | None) -> dict[str, Any]:

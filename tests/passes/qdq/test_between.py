@@ -144,3 +144,15 @@ def _unfused(mod, x):
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         executable = tvm.compile(mod, target.tvm())
     return VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy(), None
+
+
+def test_the_gates_of_a_recurrent_cell_are_named():
+    def body(emit, x):
+        x = rounded(emit, conv(emit, x))
+        gates = emit(R.split(conv(emit, x, out=32), 2, -1))
+        opened, value = (emit(relax.TupleGetItem(gates, k)) for k in (0, 1))
+        return conv(emit, rounded(emit, emit(R.multiply(emit(R.sigmoid(opened)), emit(R.tanh(value))))))
+
+    found, _ = listed(body)
+    assert found
+    assert all(names == ("gates of a recurrent cell",) for names in found)

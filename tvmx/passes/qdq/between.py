@@ -19,6 +19,7 @@ CODES = ("int8", "uint8")
 PRODUCTS = ("conv2d", "conv3d", "matmul", "conv1d")
 # Names of kernels where they differ from the operator's.
 KERNEL_NAMES = ("softmax", "log_softmax", "layer_norm", "rms_norm", "instance_norm", "group_norm", "gelu", "gelu_tanh")
+GATES = {"sigmoid", "tanh"}  # an LSTM or GRU is unrolled: its gates are known by these
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def _kept_by(writer: Any, readers: Iterable[Any]) -> tuple[str, ...]:
     for node in (writer, *readers):
         parts = (node.op or node.kernel).split("+")
         found += [p for p in parts if p in KERNEL_NAMES or p in _SENSITIVE_NAMES]
+        if GATES <= set(parts):
+            found.append("gates of a recurrent cell")
         if not is_integer(node):
             found += [f"float {p}" for p in parts if p.startswith(PRODUCTS) or "conv2d" in p]
     return tuple(dict.fromkeys(found))

@@ -44,11 +44,15 @@ class QdqEntry:
 
 @dataclass(frozen=True)
 class QdqReport:
-    """All entries in program order. `between` lists float tensors on the way from one integer kernel to another."""
+    """All entries in program order. `between` lists float tensors on the way from one integer kernel to another.
+
+    `kept`: (name, operator, reason) of what our quantiser left in float, as the model notes it.
+    """
 
     entries: tuple[QdqEntry, ...] = ()
     between: tuple[FloatTensor, ...] = ()
     float_kernels: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -71,6 +75,7 @@ class QdqReport:
             "float_tensors_between_integer_kernels": [asdict(t) for t in self.between],
             "gaps": len(self.gaps),
             "float_kernels": list(self.float_kernels),
+            "kept_in_float": [{"name": name, "op": op, "reason": reason} for name, op, reason in self.kept],
             "entries": [asdict(e) for e in self.entries],
         }
 
@@ -83,6 +88,9 @@ class QdqReport:
         lines.append(f"{len(self.remaining)} remain at float operators")
         lines.append(f"float tensors between integer kernels: {len(self.between) or 'none'}")
         lines += [f"  {t.type:28} {t.writer} -> {', '.join(t.readers)}: {_why(t)}" for t in self.between]
+        if self.kept:
+            lines.append("kept in float by the quantiser:")
+            lines += [f"  {op:14} {name}: {reason}" for name, op, reason in self.kept]
         return "\n".join(lines)
 
 
