@@ -13,9 +13,10 @@ setup(
                 "tvmx/memory/core_search.c",
                 "tvmx/memory/core_stack.c",
                 "tvmx/memory/core_eject.c",
+                "tvmx/memory/core_skyline.c",
             ],
             depends=["tvmx/memory/core.h"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", "-ffp-contract=off"],
             optional=True,
         )
     ]

@@ -169,6 +169,49 @@ def unet(count: int, seed: int = 0) -> Problem:
     return Problem(buffers[:count])
 
 
+def crowd(count: int, seed: int = 0) -> Problem:
+    """Random long lifetimes: a third of the buffers lives at once."""
+    rng = random.Random(seed)
+    spans = [sorted(rng.sample(range(2 * count), 2)) for _ in range(count)]
+    return Problem(Buffer(str(i), (a, b), int(2 ** rng.uniform(6, 20))) for i, (a, b) in enumerate(spans))
+
+
+def together(count: int, seed: int = 0) -> Problem:
+    """Half of the buffers live from the beginning to the end, the others from or to a random instant."""
+    rng = random.Random(seed)
+    spans = [(0, count), (0, count), (0, 0), (count, count)]
+    return Problem(
+        Buffer(str(i), _with(rng.randrange(1, count), *spans[i % 4]), int(2 ** rng.uniform(6, 20)))
+        for i in range(count)
+    )
+
+
+def _with(instant: int, start: int, end: int) -> tuple[int, int]:
+    return (start, end) if start < end else (0, instant) if start == 0 else (instant, end)
+
+
+def nested(count: int, seed: int = 0) -> Problem:
+    """Each buffer lives within the one before it, of heavy-tailed sizes."""
+    rng = random.Random(seed)
+    return Problem(
+        Buffer(str(i), (i, 2 * count - i), 64 * min(int(rng.paretovariate(0.8)), 1 << 16)) for i in range(count)
+    )
+
+
+def instants(count: int, seed: int = 0) -> Problem:
+    """Lifetimes of one instant, a hundred at each, under a hundredth of buffers that live long; few sizes."""
+    rng = random.Random(seed)
+    times = max(count // 100, 1)
+    return Problem(
+        Buffer(
+            str(i),
+            (0, times) if i % 100 == 0 else ((t := rng.randrange(times)), t + 1),
+            64 << rng.randrange(0, 12, 3),
+        )
+        for i in range(count)
+    )
+
+
 GENERATORS: dict[str, Callable[[int, int], Problem]] = {
     "cut": cut,
     "pinwheel": pinwheel,
@@ -180,4 +223,8 @@ GENERATORS: dict[str, Callable[[int, int], Problem]] = {
     "network": network,
     "unet": unet,
     "training": training,
+    "crowd": crowd,
+    "together": together,
+    "nested": nested,
+    "instants": instants,
 }

@@ -32,6 +32,8 @@ ARCS = (4, 5, 6, 7, 8, 10, 12, 14, 16)
 LEVEL_RATIO = 4
 # More ways to match subsets than this are no hint.
 MAX_MATCHES = 2000
+# Arcs looked at per block after which reducing ends: where thousands of blocks meet at an instant, it has no other end.
+MOST_WORK = 300
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ def boxes(part: Component) -> list[Boxes]:
     if (part.align != 1).any():
         return []
     network = _Network(part)
-    network.reduce()
-    while network.look_harder() or network.guess():
-        network.reduce()
     count = len(part.size)
+    most_work = MOST_WORK * count + 100_000
+    network.reduce(most_work)
+    while network.work < most_work and (network.look_harder() or network.guess()):
+        network.reduce(most_work)
     left = network.counts(count)
     levels, most = [], max(left[-1], 1)
     while most * LEVEL_RATIO <= count * 2:
@@ -86,6 +89,7 @@ class _Network:
         self.dirty: list[int] = list(range(vertices))
         self.waiting = set(self.dirty)
         self.asked: dict[int, tuple[int, ...]] = {}  # the arcs of a vertex that could not be split
+        self.work = 0  # arcs looked at
         for arc in range(count):
             self._join_ends(arc)
         self.busy |= {v for v in range(vertices) if len(self.into[v]) + len(self.out[v]) > BUSY}
@@ -138,12 +142,13 @@ class _Network:
             self.within[arc], self.above[arc] = box, above
         self._join_ends(box)
 
-    def reduce(self) -> None:
-        """Apply the reductions that leave no choice until none applies."""
-        while self.dirty:
+    def reduce(self, most_work: int) -> None:
+        """Apply the reductions that leave no choice until none applies or there was enough work."""
+        while self.dirty and self.work < most_work:
             vertex = self.dirty.pop()
             self.waiting.discard(vertex)
             into, out = self.into[vertex], self.out[vertex]
+            self.work += len(into) + len(out)
             self._stack(vertex)
             if not into or not out:
                 continue
@@ -205,6 +210,7 @@ class _Network:
     def look_harder(self) -> bool:
         """Split the instants of fewest arcs that can be; whether there are such."""
         several = [v for v in range(len(self.time)) if not self._is_one(v)]
+        self.work += len(self.time)
         for most in ARCS:
             few = [v for v in several if len(self.into[v]) + len(self.out[v]) <= most]
             if any([self._split(vertex) for vertex in few]):
@@ -237,6 +243,7 @@ class _Network:
 
     def _atoms(self, into: list[int], out: list[int]) -> list[frozenset[int]]:
         """Smallest sets of arcs whose sizes in equal their sizes out."""
+        self.work += (1 << len(into)) + (1 << len(out))
         by_sum: dict[int, list[tuple[int, ...]]] = {}
         for count in range(1, len(out) + 1):
             for some in combinations(out, count):
@@ -281,6 +288,7 @@ class _Network:
     def _guess_stacks(self) -> bool:
         """Stack what shares both its instants, though several edges may meet there: the smallest stacks first."""
         groups: dict[tuple[int, int], list[int]] = {}
+        self.work += len(self.within)
         for arc, box in enumerate(self.within):
             if box < 0 and self.between[self.tail[arc], self.head[arc]] > 1:
                 groups.setdefault((self.tail[arc], self.head[arc]), []).append(arc)
@@ -293,6 +301,7 @@ class _Network:
         for vertex in range(len(self.time)):
             if not self.into[vertex] or not self.out[vertex]:
                 continue
+            self.work += len(self.into[vertex]) + len(self.out[vertex])
             pair = choose(self._equal(vertex))
             if pair is not None:
                 found = self._follow(*pair) or found
@@ -311,8 +320,9 @@ class _Network:
     def _completing(self, equal: list[tuple[list[int], list[int]]]) -> tuple[int, int] | None:
         """A pair that gets a partner with the same two ends."""
         for into, out in equal:
-            for a in into:
-                for b in out:
+            self.work += min(len(into), BUSY) * min(len(out), BUSY)
+            for a in into[:BUSY]:
+                for b in out[:BUSY]:
                     if self.between[self.tail[a], self.head[b]]:
                         return a, b
         return None

@@ -11,8 +11,9 @@ import numpy as np
 from tvmx.memory.blocks import Blocks, Ints
 from tvmx.memory.components import sections
 
-# Colours looked at for a block, the nearest in size: more take minutes on problems of tens of thousands of blocks.
+# Colours looked at for a block, the nearest in size, and for all: more take minutes on tens of thousands of blocks.
 LOOKED_AT = 1000
+LOOKED_AT_IN_ALL = 8_000_000
 
 
 @dataclass
@@ -40,6 +41,7 @@ def plan_coloring(blocks: Blocks) -> Ints:
     start, end = blocks.start.tolist(), blocks.end.tolist()
     size, align = blocks.size.tolist(), blocks.align.tolist()
     low, high = sections(blocks.start, blocks.end)
+    looked_at = min(LOOKED_AT, LOOKED_AT_IN_ALL // max(len(blocks), 1) + 1)
     alive = np.zeros(int(high.max(initial=0)), dtype=np.int64)
     for k in np.lexsort((blocks.start, -blocks.size)).tolist():
         if blocks.pinned[k] >= 0:
@@ -48,7 +50,7 @@ def plan_coloring(blocks: Blocks) -> Ints:
         color = None
         if here.max() < len(colors):  # else every colour is taken at some instant of this life
             # Colours were opened by falling size, so the last free one is the nearest in size.
-            color = next((c for c in islice(reversed(colors), LOOKED_AT) if c.is_free(start[k], end[k])), None)
+            color = next((c for c in islice(reversed(colors), looked_at) if c.is_free(start[k], end[k])), None)
         here += 1
         if color is None:
             color = Color(size[k], align[k])

@@ -16,6 +16,14 @@ int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_
 int tvmx_stack(int32_t n, int32_t sections, const int32_t *start, const int32_t *end,
                const int64_t *size, const int64_t *align, const int32_t *rank, int64_t *offsets);
 
+/* Place n blocks by chains on the skyline, see core_skyline.c. Blocks sorted by (start, end); of blocks
+ * of one lifespan the first is placed first. `waste` is what a byte of a section left uncovered costs in
+ * scores, `flush` the share of its score that a block gains where its top meets the next segment's.
+ * Gives up after *steps steps; *steps becomes the steps taken. */
+int tvmx_skyline(int32_t n, int32_t sections, const int32_t *start, const int32_t *end,
+                 const int64_t *size, const int64_t *align, const double *score, double waste,
+                 double flush, int64_t *steps, int64_t *offsets);
+
 /* One depth-first search for offsets of n blocks below `height`; blocks are given sorted by start,
  * start and end index sections of time in [0, sections). Candidates of one offset are tried by `rank`.
  * `weights[i]` grows with each dead end that block i took part in. Gives up after *steps steps or at

@@ -80,6 +80,46 @@ static PyObject *core_stack(PyObject *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+static PyObject *core_skyline(PyObject *self, PyObject *args) {
+  (void)self;
+  Py_buffer b[6];
+  int n, sections, status = TVMX_OUT_OF_MEMORY, ok = 1;
+  double waste, flush;
+  long long steps;
+  static const char *names[] = {"start", "end", "size", "align", "score", "offsets"};
+  if (!PyArg_ParseTuple(args, "iiy*y*y*y*y*ddLw*", &n, &sections, &b[0], &b[1], &b[2], &b[3], &b[4],
+                        &waste, &flush, &steps, &b[5]))
+    return NULL;
+  if (n < 0 || sections < 0) {
+    PyErr_SetString(PyExc_ValueError, "n or sections is negative");
+    ok = 0;
+  }
+  for (int k = 0; k < 6 && ok; k++) ok = check_length(&b[k], n, k < 2 ? 4 : 8, names[k]);
+  const int32_t *start = b[0].buf, *end = b[1].buf;
+  const int64_t *align = b[3].buf;
+  for (int k = 0; k < n && ok; k++) {
+    int sorted = !k || start[k] > start[k - 1] || (start[k] == start[k - 1] && end[k] >= end[k - 1]);
+    if (start[k] < 0 || start[k] >= end[k] || end[k] > sections || align[k] < 1 || !sorted) {
+      PyErr_Format(PyExc_ValueError, "block %d is out of range or not sorted by start and end", k);
+      ok = 0;
+    }
+  }
+  int64_t taken = steps;
+  if (ok) {
+    Py_BEGIN_ALLOW_THREADS
+    status = tvmx_skyline(n, sections, start, end, b[2].buf, align, b[4].buf, waste, flush, &taken,
+                          b[5].buf);
+    Py_END_ALLOW_THREADS
+    if (status == TVMX_OUT_OF_MEMORY) {
+      PyErr_NoMemory();
+      ok = 0;
+    }
+  }
+  for (int k = 0; k < 6; k++) PyBuffer_Release(&b[k]);
+  if (!ok) return NULL;
+  return Py_BuildValue("iL", status, (long long)taken);
+}
+
 static PyObject *core_dfs(PyObject *self, PyObject *args) {
   (void)self;
   Py_buffer b[7]; /* start end size align rank | weights offsets */
@@ -171,6 +211,9 @@ static PyMethodDef methods[] = {
      "place(n, start, end, size, align, pinned, order, smallest_gap, offsets): fill offsets"},
     {"stack", core_stack, METH_VARARGS,
      "stack(n, sections, start, end, size, align, rank, offsets): fill offsets"},
+    {"skyline", core_skyline, METH_VARARGS,
+     "skyline(n, sections, start, end, size, align, score, waste, flush, max_steps, offsets)"
+     " -> (status, steps)"},
     {"dfs", core_dfs, METH_VARARGS,
      "dfs(n, sections, start, end, size, align, rank, height, seconds, max_steps, weights, offsets)"
      " -> (status, steps)"},

@@ -111,19 +111,19 @@ static int32_t timeline_collect(const timeline *t, int32_t count, int64_t s, con
 
 /* The placed blocks sorted by address: read through when a large part of them lives at once. */
 typedef struct {
-  int64_t at;
-  int32_t i;
+  span bytes;
+  int64_t start, end;
 } seat;
 
-static void take_seat(seat *seats, int32_t count, int64_t at, int32_t i) {
+static void take_seat(seat *seats, int32_t count, seat new) {
   int32_t low = 0, high = count;
   while (low < high) {
     int32_t mid = low + (high - low) / 2;
-    if (seats[mid].at <= at) low = mid + 1;
+    if (seats[mid].bytes.at <= new.bytes.at) low = mid + 1;
     else high = mid;
   }
   memmove(seats + low + 1, seats + low, (size_t)(count - low) * sizeof(seat));
-  seats[low] = (seat){at, i};
+  seats[low] = new;
 }
 
 int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_t *size,
@@ -144,7 +144,7 @@ int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_
   for (int32_t i = 0; i < n; i++) {
     if (pinned[i] < 0) continue;
     offsets[i] = pinned[i];
-    take_seat(seats, seated++, offsets[i], i);
+    take_seat(seats, seated++, (seat){{offsets[i], offsets[i] + size[i]}, start[i], end[i]});
     timeline_add(&t, leaf[i], end[i]);
   }
   for (int32_t x = 0; x < n; x++) {
@@ -162,15 +162,14 @@ int tvmx_place(int32_t n, const int64_t *start, const int64_t *end, const int64_
       sort_spans(near, m);
     } else {
       m = 0;
-      for (int32_t k = 0; k < seated; k++) {
-        int32_t j = seats[k].i;
-        if (start[j] < end[i] && start[i] < end[j])
-          near[m++] = (span){seats[k].at, seats[k].at + size[j]};
+      for (int32_t k = 0; k < seated; k++) { /* without a branch: whether they meet cannot be foretold */
+        near[m] = seats[k].bytes;
+        m += (seats[k].start < end[i]) & (start[i] < seats[k].end);
       }
     }
     offsets[i] = find_gap(near, m, size[i], align[i], smallest_gap);
     timeline_add(&t, leaf[i], end[i]);
-    take_seat(seats, seated++, offsets[i], i);
+    take_seat(seats, seated++, (seat){{offsets[i], offsets[i] + size[i]}, start[i], end[i]});
   }
   status = TVMX_SOLVED;
 done:

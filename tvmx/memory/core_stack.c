@@ -2,12 +2,15 @@
  *
  * The floor of each section is the top of what was placed there. Blocks wait in a heap under the
  * support they had when last looked at; a support only grows, so the top of the heap is looked at
- * again and either goes back or is the lowest. Floors are a tree of maxima with range assignment:
+ * again and either goes back or is the lowest. Where thousands live at once every block placed lifts the
+ * rest, so that after many looks a block is placed as it comes. Floors are a tree of maxima with range assignment:
  * a placed block's top is above every floor under it.
  */
 #include <stdlib.h>
 
 #include "core.h"
+
+enum { LOOKS = 1000000, LOOKS_PER_BLOCK = 32 };
 
 typedef struct {
   int32_t leaves;
@@ -76,11 +79,11 @@ int tvmx_stack(int32_t n, int32_t sections, const int32_t *start, const int32_t 
   for (int32_t k = 0; k < 2 * f.leaves; k++) f.all[k] = -1;
   for (int32_t i = 0; i < n; i++) heap[i] = (waiting){0, rank[i], i};
   for (int32_t k = n / 2; k >= 0; k--) sink(heap, n, k);
-  while (n) {
+  for (int64_t looks = LOOKS + (int64_t)LOOKS_PER_BLOCK * n; n; looks--) {
     int32_t i = heap[0].block;
     int64_t at = largest(&f, 1, 0, f.leaves, start[i], end[i]), over = at % align[i];
     if (over) at += align[i] - over;
-    if (at == heap[0].support) {
+    if (at == heap[0].support || looks < 0) {
       offsets[i] = at;
       assign(&f, 1, 0, f.leaves, start[i], end[i], at + size[i]);
       heap[0] = heap[--n];

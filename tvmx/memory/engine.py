@@ -15,7 +15,9 @@ from tvmx.memory.blocks import Blocks, Ints
 _core: Any
 try:
     from tvmx.memory import _core  # type: ignore[attr-defined, no-redef]
-except ImportError:
+
+    _core.skyline  # a core built before the last change of its functions is none
+except (ImportError, AttributeError):
     _core = None
 
 Int32s = NDArray[np.int32]
@@ -51,6 +53,29 @@ def stack(start: Int32s, end: Int32s, size: Ints, align: Ints, rank: Int32s) -> 
     offsets = np.zeros(len(start), dtype=np.int64)
     _core.stack(len(start), int(end.max(initial=0)), start, end, size, align, rank, offsets)
     return offsets
+
+
+def skyline(
+    start: Int32s,
+    end: Int32s,
+    size: Ints,
+    align: Ints,
+    score: NDArray[np.float64],
+    waste: float,
+    flush: float,
+    max_steps: int,
+) -> tuple[int, int, Ints]:
+    """(status, steps, offsets) of one plan by chains; blocks sorted by (start, end), see `core.h`."""
+    if _core is None:
+        from tvmx.memory import fallback_skyline
+
+        return fallback_skyline.skyline(start, end, size, align, score, waste, flush, max_steps)
+    offsets = np.zeros(len(start), dtype=np.int64)
+    columns = (start, end, size, align, score)
+    status, steps = _core.skyline(
+        len(start), int(end.max(initial=0)), *columns, waste, flush, max_steps, offsets
+    )  # fmt: skip
+    return status, steps, offsets
 
 
 def depth_first(
@@ -113,6 +138,6 @@ def say_engine() -> None:
         import logging
 
         logging.getLogger("tvmx.memory").warning(
-            "the compiled planner core is not built (pip install needs a C compiler); "
+            "the compiled planner core is not built or out of date (pip install needs a C compiler); "
             "searching in Python, about 300 times slower"
         )

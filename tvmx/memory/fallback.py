@@ -17,6 +17,8 @@ from tvmx.memory.blocks import Blocks, Ints
 SOLVED, INFEASIBLE, OUT_OF_STEPS = 0, 1, 2
 # A step here costs as much time as this many in C; budgets count C's steps.
 STEP_COST = 300
+# Of a lowest-first plan; fewer than in core_stack.c.
+LOOKS, LOOKS_PER_BLOCK = 300_000, 8
 
 
 def place_in_order(blocks: Blocks, order: Ints, smallest_gap: bool = False) -> Ints:
@@ -75,10 +77,12 @@ def stack(
     offsets = np.zeros(len(start), dtype=np.int64)
     heap = [(0, r, i) for i, r in enumerate(rank.tolist())]
     heapify(heap)
+    looks = LOOKS + LOOKS_PER_BLOCK * len(heap)
     while heap:
+        looks -= 1
         support, r, i = heap[0]
         at = -(-int(floor[start[i] : end[i]].max()) // int(align[i])) * int(align[i])
-        if at > support:
+        if at > support and looks >= 0:
             heapreplace(heap, (at, r, i))
             continue
         heappop(heap)

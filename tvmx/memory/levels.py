@@ -1,8 +1,8 @@
 """Large components, from few boxes to all blocks: each level repairs what the one before it could not.
 
-A cycle plans the fewest boxes lowest-first, lowers that plan by ejections, opens the boxes to several times as many,
-and goes on from the same plan, down to single blocks. What lies inside a box has no gap, so that most of a plan is
-right before the many small blocks are looked at.
+A cycle plans boxes by chains or lowest-first, lowers the lowest plan by ejections, opens the boxes to several times
+as many, and goes on from the same plan, down to single blocks. What lies inside a box has no gap, so that most of a
+plan is right before the many small blocks are looked at.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from tvmx.memory.components import Component
 from tvmx.memory.ejections import Ejections
 from tvmx.memory.engine import engine_name, stack
 from tvmx.memory.restarts import Budget, Restarts
+from tvmx.memory.skyline import chained
 
 Int32s = NDArray[np.int32]
 # Shares of the steps that the cycles get; the last goes on from the best plan with single blocks.
 CYCLES = (0.1, 0.2, 0.3, 0.4)
-# Lowest-first plans that a cycle starts from; one, after the first cycle, where each takes as long as a search.
+# What of a cycle's steps pays for chains.
+CHAINS = 0.4
+# Lowest-first plans that a cycle starts from besides, where there are not too many boxes.
 STACKS = 4
 LARGE = 5000
 # What a lowest-first plan costs in steps per block.
@@ -61,30 +64,47 @@ def levels_of(part: Component) -> list[Level]:
 def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed: int, budget: Budget) -> Int32s:
     """The lowest plan found within the budget; stops at `goal` units. `offsets` are a plan to start from, if any."""
     part = levels[-1].part
-    # Without the core a lowest-first plan of very many takes minutes: the one given has to do.
     ranks = Restarts(levels[0].part, seed).ranks()
     best, total = offsets, budget.steps
-    if len(levels) > 1 and best is not None and engine_name() == "c":
-        plain = _stacked(part, islice(Restarts(part, seed).ranks(), STACKS), goal, budget)
-        best = min(plain, best, key=lambda plan: _height(part, plan))
     for turn, share in enumerate(CYCLES):
         if best is not None and (_height(part, best) <= goal or budget.spent):
             break
-        chosen = levels
-        stacks = engine_name() == "c" or len(levels[0].part.size) < LARGE
-        if best is None or (stacks and turn < len(CYCLES) - 1):
-            count = STACKS if len(levels[0].part.size) < LARGE or best is offsets else 1
-            found = levels[0].expand(_stacked(levels[0].part, islice(ranks, count), goal, budget))
+        if best is None or turn < len(CYCLES) - 1:
+            steps = int(share * total * CHAINS)
+            chosen, found = sketch(levels, goal, seed + turn, steps, budget)
+            # Lowest-first plans keep mixed alignments better apart; of very many, without the core, one takes minutes.
+            count = len(levels[0].part.size)
+            if found is None or count < LARGE or (engine_name() == "c" and (levels[0].part.align != 1).any()):
+                stacked = levels[0].expand(_stacked(levels[0].part, islice(ranks, STACKS), goal, budget))
+                if found is None or _height(part, stacked) <= _height(part, found):
+                    chosen, found = levels, stacked
         else:
             chosen, found = levels[-1:], best
-        if len(levels) == 1 and best is not None and _height(part, best) < _height(part, found):
+        if len(chosen) == 1 and best is not None and _height(part, best) < _height(part, found):
             found = best
         for level in chosen:
-            found = _lowered(part, level, found, goal, seed + turn, int(share * total) // len(chosen), budget)
+            left = int((1 - CHAINS) * share * total) // len(chosen)
+            found = _lowered(part, level, found, goal, seed + turn, left, budget)
         if best is None or _height(part, found) < _height(part, best):
             best = found
     assert best is not None
     return best
+
+
+def sketch(levels: list[Level], goal: int, seed: int, steps: int, budget: Budget) -> tuple[list[Level], Int32s | None]:
+    """The lowest plan by chains of the boxes of each level: (its level and those after it, where blocks lie)."""
+    part = levels[-1].part
+    chosen, best = levels, None
+    for number, level in enumerate(levels):
+        chains = chained(level.part, goal, seed, steps // len(levels), budget)
+        if chains is None:
+            continue
+        found = level.expand(chains)
+        if best is None or _height(part, found) < _height(part, best):
+            chosen, best = levels[number:], found
+        if _height(part, best) <= goal:
+            break
+    return chosen, best
 
 
 def _height(part: Component, offsets: Int32s) -> int:

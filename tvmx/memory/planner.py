@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tvmx.errors import PlanError
 from tvmx.memory.blocks import Blocks, Ints, lower_bound, merge
@@ -13,6 +13,9 @@ from tvmx.memory.engine import engine_name
 from tvmx.memory.greedy import plan_best_fit, plan_greedy, plan_none
 from tvmx.memory.problem import Problem, Solution
 from tvmx.memory.validate import validate
+
+if TYPE_CHECKING:
+    from tvmx.memory.search import Sketch
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ HEURISTICS: dict[str, Callable[[Blocks], Ints]] = {
 # Above so many blocks `best` leaves a heuristic out: colouring is quadratic, regions place everything several
 # times, and neither wins on a large problem.
 MAX_TRIED = {"coloring": 300, "region": 20_000}
-# Problems for which the heuristics take seconds; where boxes alone lead so near to the target, they are left out.
+# Problems for which the heuristics take seconds; where a sketch by chains comes so near the target, they are left out.
 LARGE = 4000
 GOOD_ENOUGH = 1.05
 
@@ -87,12 +90,13 @@ def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
     return best
 
 
-def _searched(blocks: Blocks, goal: Goal, best: Outcome) -> Outcome:
+def _searched(blocks: Blocks, goal: Goal, best: Outcome, sketch: Sketch | None = None) -> Outcome:
     if blocks.height(best.offsets) <= goal.target or (blocks.pinned >= 0).any():
         return best
     from tvmx.memory.search import search
 
-    found = search(blocks, best.offsets, goal.target, goal.budget_s, goal.seed)
+    levels = sketch.levels if sketch else None
+    found = search(blocks, best.offsets, goal.target, goal.budget_s, goal.seed, levels)
     lower = blocks.height(found.offsets) < blocks.height(best.offsets)
     name = "search" if lower else best.planner
     return Outcome(found.offsets, name, found.truncated, found.engine, found.steps)
@@ -100,13 +104,17 @@ def _searched(blocks: Blocks, goal: Goal, best: Outcome) -> Outcome:
 
 def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
     """The best heuristic plan, lowered by the search; named after what found it."""
-    if len(blocks) > LARGE:
-        from tvmx.memory.search import search_boxes
+    if len(blocks) <= LARGE or goal.budget_s <= 0 or (blocks.pinned >= 0).any():
+        return _searched(blocks, goal, _best_heuristic(blocks, goal.target))
+    from tvmx.memory.search import sketched
 
-        found = search_boxes(blocks, goal.target, goal.budget_s, goal.seed)
-        if found is not None and blocks.height(found.offsets) <= GOOD_ENOUGH * goal.target:
-            return Outcome(found.offsets, "search", found.truncated, found.engine, found.steps)
-    return _searched(blocks, goal, _best_heuristic(blocks, goal.target))
+    sketch = sketched(blocks, goal.target, goal.seed)
+    best = Outcome(sketch.offsets, "search", engine=engine_name()) if sketch else None
+    if best is None or blocks.height(best.offsets) > GOOD_ENOUGH * goal.target:
+        other = _best_heuristic(blocks, goal.target)
+        if best is None or blocks.height(other.offsets) <= blocks.height(best.offsets):
+            best = other
+    return _searched(blocks, goal, best, sketch)
 
 
 def plan_search(blocks: Blocks, goal: Goal) -> Outcome:

@@ -19,6 +19,8 @@ from tvmx.memory.engine import INFEASIBLE, SOLVED, depth_first
 # What a second of budget buys, on a slow core; a step is one block looked at in one node.
 STEPS_PER_SECOND = 15_000_000
 RESTART_STEPS = 100_000
+# A budget may be exceeded twice, but from so many seconds on not at all.
+LONG_S = 45
 # Powers of (size, lifetime) of the first ranks: area, lifetime, size, and lifetime before size.
 CLASSICAL = ((1, 1), (0, 1), (1, 0), (1, 2))
 
@@ -37,7 +39,8 @@ class Budget:
     def of(cls, seconds: float, at_least: int = 0) -> Budget:
         """What `seconds` buy; `at_least` so many steps when they buy any."""
         steps = max(int(seconds * STEPS_PER_SECOND), at_least if seconds > 0 else 0)
-        return cls(steps, time.thread_time() + 2 * max(seconds, steps / STEPS_PER_SECOND) + 1)
+        expected = max(seconds, steps / STEPS_PER_SECOND)
+        return cls(steps, time.thread_time() + min(2 * expected + 1, max(expected, LONG_S)))
 
     @property
     def spent(self) -> bool:

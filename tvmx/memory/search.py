@@ -1,8 +1,9 @@
 """The search planner: from the best heuristic down to the lower bound, within a number of steps.
 
 The problem is cut into components in time. Each is also joined into boxes (`boxes`), gets lowest-first plans of
-several ranks, and then, below lower and lower heights, depth-first searches with restarts (`restarts`) and ejection
-searches (`ejections`), of the boxes and of the blocks. Equal components are planned once.
+several ranks and plans by chains (`skyline`), and then, below lower and lower heights, depth-first searches with
+restarts (`restarts`) and ejection searches (`ejections`), of the boxes and of the blocks. Equal components are planned
+once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ from tvmx.memory.boxes import boxes
 from tvmx.memory.components import Component, component, components
 from tvmx.memory.ejections import Ejections
 from tvmx.memory.engine import engine_name, say_engine, stack
-from tvmx.memory.levels import levels_of, lower_by_levels
-from tvmx.memory.restarts import RESTART_STEPS, Budget, Restarts
+from tvmx.memory.levels import Level, levels_of, lower_by_levels, sketch
+from tvmx.memory.restarts import RESTART_STEPS, STEPS_PER_SECOND, Budget, Restarts
+from tvmx.memory.skyline import chained
 
 Int32s = NDArray[np.int32]
-# A problem that joins into so many times fewer boxes is planned from them; small parts may be as they are.
-FEWER = 8
-SMALL = 100
 # Above this, boxes opened level by level come before the depth-first search.
 MEDIUM = 500
 # Above this the open lists of a depth-first search (4 n² bytes) and its dives (n² steps) are too much.
@@ -32,11 +31,17 @@ MAX_EXACT = 4000
 # Lowest-first plans tried per component, and what one costs in steps per block.
 STACKS = 12
 STACK_STEPS = 30
+# What of the steps pays for plans by chains, and so many a block at most.
+CHAINS, CHAIN_STEPS = 0.03, 500
 # Four of them where that is the time of a short ejection search, which does more.
 LARGE = 5000
 # Steps a block that a search takes at least, whatever the budget: fewer move nothing in a large problem.
 LEAST_STEPS = 2000
 LEAST_STEPS_LARGE = 6000
+# What of the budget of a large problem is left to the search by heuristics, boxes and the sketch.
+SHARE_OF_LARGE = 0.7
+# Steps a block that the chains of a sketch get; at least one plan is made of each level.
+SKETCH_STEPS = 1000
 # An ejection search of fewer steps a block has not looked at every block often enough.
 EJECTION_STEPS = 150
 
@@ -53,28 +58,56 @@ def _least_steps(count: int) -> int:
     return count * (LEAST_STEPS if count < LARGE else LEAST_STEPS_LARGE)
 
 
-def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: int) -> Searched:
+@dataclass(frozen=True)
+class Sketch:
+    """A first plan of a large problem by chains, and the boxes of its components, by each one's first block."""
+
+    offsets: Ints
+    levels: dict[int, list[Level]]
+
+
+def sketched(blocks: Blocks, target: int, seed: int) -> Sketch | None:
+    """Takes a few seconds at most where heuristics take longer. None when even chains would."""
+    say_engine()
+    offsets = np.zeros(len(blocks), dtype=np.int64)
+    known: dict[int, list[Level]] = {}
+    for index in components(blocks):
+        part = component(blocks, index, 4 * target)
+        levels = known[int(index[0])] = levels_of(part)
+        steps = SKETCH_STEPS * len(index)
+        _, found = sketch(levels, part.units_below(target), seed, steps, Budget.of(steps / STEPS_PER_SECOND))
+        if found is None:
+            return None
+        offsets[index] = found.astype(np.int64) * part.unit
+    return Sketch(offsets, known)
+
+
+def search(
+    blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: int, levels: dict[int, list[Level]] | None = None
+) -> Searched:
     """Better offsets than `offsets`, down to `target` bytes. Blocks without pins only."""
     offsets = offsets.copy()
     tall = [index for index in components(blocks) if int((offsets[index] + blocks.size[index]).max()) > target]
-    budget = Budget.of(budget_s, at_least=_least_steps(sum(map(len, tall))))
+    open_blocks = sum(map(len, tall))
+    usable = budget_s if open_blocks < LARGE else SHARE_OF_LARGE * budget_s
+    budget = Budget.of(usable, at_least=_least_steps(open_blocks))
     total = budget.steps
     truncated = False
     if tall:
         say_engine()
     known: dict[tuple[bytes, ...], Ints] = {}
     # The smallest first: what they leave of their share goes to the others.
-    open_blocks = sum(map(len, tall))
     for index in sorted(tall, key=len):
         size = blocks.size[index]
         height = int((offsets[index] + size).max())
-        part = component(blocks, index, height)
+        opened = (levels or {}).get(int(index[0]))
+        part = opened[-1].part if opened else component(blocks, index, height)
         same = (part.start.tobytes(), part.end.tobytes(), size.tobytes(), part.align.tobytes())
         new = known.get(same)
         if new is None:
             share = Budget(budget.steps * len(index) // open_blocks, budget.deadline)
             before = share.steps
-            new, proved = _lowered(part, size, offsets[index], target, seed, share)
+            new, proved = _lowered(part, size, offsets[index], opened, target, seed, share)
             budget.steps -= before - share.steps
             truncated |= not proved
             known[same] = new
@@ -84,49 +117,24 @@ def search(blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: in
     return Searched(offsets, truncated, engine_name(), total - budget.steps)
 
 
-def search_boxes(blocks: Blocks, target: int, budget_s: float, seed: int) -> Searched | None:
-    """A plan of a large problem from its boxes alone, None when its blocks do not join into few of them.
-
-    Such plans need no heuristic to start from, which would take longer than the search.
-    """
-    parts = components(blocks)
-    if len(blocks) <= MAX_EXACT or budget_s <= 0 or (blocks.pinned >= 0).any():
-        return None
-    budget = Budget.of(budget_s, at_least=_least_steps(len(blocks)))
-    total = budget.steps
-    offsets = np.zeros(len(blocks), dtype=np.int64)
-    todo = []
-    for index in parts:
-        part = component(blocks, index, 4 * target)
-        levels = levels_of(part)
-        if len(index) > SMALL and len(levels[0].part.index) * FEWER > len(index):
-            return None
-        todo.append((index, part, levels))
-    say_engine()
-    for index, part, levels in sorted(todo, key=lambda each: len(each[0])):
-        share = Budget(total * len(index) // len(blocks), budget.deadline)
-        before = share.steps
-        found = lower_by_levels(levels, None, part.units_below(target), seed, share)
-        budget.steps -= before - share.steps
-        offsets[index] = found.astype(np.int64) * part.unit
-    return Searched(offsets, blocks.height(offsets) > target, engine_name(), total - budget.steps)
-
-
-def _lowered(part: Component, size: Ints, offsets: Ints, target: int, seed: int, budget: Budget) -> tuple[Ints, bool]:
+def _lowered(
+    part: Component, size: Ints, offsets: Ints, opened: list[Level] | None, target: int, seed: int, budget: Budget
+) -> tuple[Ints, bool]:
     """(offsets in bytes of the lowest plan found, whether it meets the target or is optimal)."""
+    goal = part.units_below(target)
     if len(part.index) > MAX_EXACT:
         # Where the unit was made coarser than the alignment, offsets need not be whole units.
         start = None if (offsets % part.unit).any() else (offsets // part.unit).astype(np.int32)
-        found = lower_by_levels(levels_of(part), start, part.units_below(target), seed, budget)
+        found = lower_by_levels(opened or levels_of(part), start, goal, seed, budget)
         found_bytes = found.astype(np.int64) * part.unit
         return found_bytes, int((found_bytes + size).max()) <= target
-    portfolio = Portfolio(part, part.units_below(target), seed, budget)
-    if len(part.index) > MEDIUM and portfolio.height > part.units_below(target):
+    portfolio = Portfolio(part, goal, seed, budget)
+    if len(part.index) > MEDIUM and portfolio.height > goal:
         share = Budget(budget.steps // 3, budget.deadline)
         before = share.steps
-        portfolio.take(lower_by_levels(levels_of(part), portfolio.offsets, part.units_below(target), seed, share))
+        portfolio.take(lower_by_levels(opened or levels_of(part), portfolio.offsets, goal, seed, share))
         budget.steps -= before - share.steps
-    found, proved = _descend(portfolio, part.units_below(target), budget)
+    found, proved = _descend(portfolio, goal, budget)
     return found.astype(np.int64) * part.unit, proved
 
 
@@ -137,12 +145,12 @@ class Portfolio:
         self.part = part
         self.boxes = next(iter(boxes(part)), None)
         self.restarts = Restarts(part, seed)
-        self.offsets = _stack(self.restarts, goal, budget)
+        self.offsets = _first(self.restarts, goal, seed, budget)
         self.ejections = Ejections(part, self.offsets, seed)
         if self.boxes is None:
             return
         self.box_restarts = Restarts(self.boxes.part, seed)
-        boxed = _stack(self.box_restarts, goal, budget)
+        boxed = _first(self.box_restarts, goal, seed, budget)
         self.box_ejections = Ejections(self.boxes.part, boxed, seed)
         self.take(self.boxes.expand(boxed))
 
@@ -187,8 +195,8 @@ def _depth_first(restarts: Restarts, units: int, steps: int, budget: Budget) -> 
     return restarts.below(units, steps, budget)
 
 
-def _stack(restarts: Restarts, goal: int, budget: Budget) -> Int32s:
-    """The lowest of a dozen lowest-first plans: quick, and often better than any first fit."""
+def _first(restarts: Restarts, goal: int, seed: int, budget: Budget) -> Int32s:
+    """The lowest of a dozen lowest-first plans and of plans by chains: quick, and often better than any first fit."""
     part = restarts.part
     size, align = part.size.astype(np.int64), part.align.astype(np.int64)
     best: Ints | None = None
@@ -200,6 +208,11 @@ def _stack(restarts: Restarts, goal: int, budget: Budget) -> Int32s:
         if int((best + size).max()) <= goal or budget.spent:
             break
     assert best is not None
+    height = int((best + size).max())
+    if height > goal:
+        chains = chained(part, goal, seed, min(int(CHAINS * budget.steps), CHAIN_STEPS * len(size)), budget)
+        if chains is not None and int((chains + size).max()) < height:
+            return chains
     return best.astype(np.int32)
 
 
