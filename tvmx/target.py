@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmx.errors import ConfigError
+from tvmx.runtime.machine import TILES, request_tiles
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -172,6 +173,11 @@ PRESETS: dict[str, Target] = {
     "x86_64-avx2": Target("x86_64-avx2", features=_AVX2),
     "x86_64-avx512": Target("x86_64-avx512", features=_AVX512, l2_bytes=MIB),
     "x86_64-avx512-vnni": Target("x86_64-avx512-vnni", features=_AVX512 | {"avx512_vnni"}, l2_bytes=MIB),
+    "x86_64-avx512-vnni-amx": Target(
+        "x86_64-avx512-vnni-amx",
+        features=_AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8"},
+        l2_bytes=2 * MIB,
+    ),
     "aarch64-neon": Target("aarch64-neon", arch="aarch64", features=frozenset({"asimd"})),
     "aarch64-dotprod": Target("aarch64-dotprod", arch="aarch64", features=frozenset({"asimd", "asimddp"})),
 }
@@ -196,13 +202,16 @@ def resolve(target: str | Target, threads: int | None = None) -> Target:
 
 @functools.cache
 def detect_host() -> Target:
-    """The machine this runs on, from /proc/cpuinfo and sysfs."""
+    """The machine this runs on, from /proc/cpuinfo and sysfs; AMX only where the system grants its tiles."""
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     sizes = _cache_sizes()
+    features = cpu_features()
+    if features & TILES and request_tiles() is not None:
+        features -= TILES
     return Target(
         name="native",
         arch=arch,
-        features=cpu_features(),
+        features=features,
         threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         l1_bytes=sizes.get(1, 32 * KIB),
         l2_bytes=sizes.get(2, 512 * KIB),

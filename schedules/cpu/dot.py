@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvmx_schedules.cpu import amx
 from tvmx_schedules.cpu.blocks import Info, as_int, inspect, leaves
-from tvmx_schedules.cpu.conv_common import perfect
+from tvmx_schedules.cpu.conv_common import extent, perfect
 from tvmx_schedules.cpu.dot_intrinsics import imported_text, name_of
 from tvmx_schedules.cpu.loops import lanes_of, vectorize_loop
 from tvmx_schedules.cpu.matmul import flatten_sink
@@ -33,7 +34,7 @@ def dot_matmul(sch: Any, target: Target) -> None:
     anchor = next(i for i in leaves(sch) if i.op == "dot_matmul")
     sink = inline_around(sch, anchor)
     packs = {i.name: i for i in leaves(sch) if i.name in PACKS}
-    rows, panel = (int(v) for v in anchor.block.annotations[TILE_ANNOTATION])
+    rows, panel, *tile = (int(v) for v in anchor.block.annotations[TILE_ANNOTATION])
     block = anchor.rv
     g, m, j, k, ki = sch.get_loops(block)
     groups, height, width, depth, step = (as_int(sch.get(l).extent) for l in (g, m, j, k, ki))
@@ -49,6 +50,9 @@ def dot_matmul(sch: Any, target: Target) -> None:
     mo, po = split_parallel([(a, b) for a in divisors(tiles) for b in outer_panels], 1 if whole else threads, ideal)
 
     flatten_sink(sch, sink, anchor)
+    if tile:
+        _amx(sch, anchor, sink, packs.get("pack"), (mo, po), (rows, panel, tile[0]), target, threads > 1)
+        return
     m0, m1, m2 = perfect(sch, m, [mo, tiles // mo, rows])
     j0, j1, j2 = perfect(sch, j, [po, panels // po, panel], innermost=panel)
     sch.reorder(g, m0, j0, j1, m1, k, m2, j2, ki)
@@ -105,6 +109,41 @@ def dot_conv(sch: Any, target: Target) -> None:
     if parallel:
         sch.parallel(outer)
     _tensorize(sch, block, kh, lane, anchor, target)
+
+
+def _amx(
+    sch: Any,
+    anchor: Info,
+    sink: Info,
+    pack: Info | None,
+    outermost: tuple[int, int],
+    tile: tuple[int, int, int],
+    target: Target,
+    parallel: bool,
+) -> None:
+    """One call of the tile function per block of rows and panel; what follows reads its sums from the stack."""
+    block = anchor.rv
+    g, m, j, k, ki = sch.get_loops(block)
+    (mo, po), (rows, panel, tile_rows) = outermost, tile
+    (blocks, m2), (panels, j2) = sch.split(m, [None, rows]), sch.split(j, [None, panel])
+    m0, m1 = perfect(sch, blocks, [mo, extent(sch, blocks) // mo])
+    j0, j1 = perfect(sch, panels, [po, extent(sch, panels) // po])
+    sch.reorder(g, m0, j0, j1, m1, m2, j2, k, ki)
+    outer = sch.fuse(g, m0, j0)
+    sch.reverse_compute_at(sink.rv, m1, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "local")
+    if pack is not None:
+        sch.compute_at(pack.rv, outer, preserve_unit_loops=True)
+        _copy_channels(sch, pack, target)
+    lanes = target.lanes("int32")
+    vectorize_loop(sch, sch.get_loops(sink.rv)[-1], lanes)
+    if parallel:
+        sch.parallel(outer)
+    init = sch.decompose_reduction(block, m2)
+    vectorize_loop(sch, sch.get_loops(init)[-1], lanes)
+    sizes = (str(anchor.block.annotations[UNIT_ANNOTATION]), tile_rows, rows, panel, 4 * extent(sch, k))
+    sch.annotate(sch.get_loops(block)[0], "pragma_import_llvm", amx.imported_text(*sizes))
+    sch.tensorize(m2, amx.install(*sizes))
 
 
 def _finish(

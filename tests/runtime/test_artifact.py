@@ -13,6 +13,7 @@ import pytest
 from tvmx.errors import ArtifactError
 from tvmx.runtime import GraphExecutor
 from tvmx.runtime.artifact import Artifact, check_machine, read_artifact
+from tvmx.runtime.machine import cpu_features, request_tiles
 from tvmx.runtime.manifest import read_manifest
 from tvmx.runtime.seal import MANIFEST_SECTION, SEAL_SECTION, open_sealed
 
@@ -81,6 +82,22 @@ def test_missing_cpu_features_are_named(library):
     manifest = dataclasses.replace(artifact.manifest, arch="riscv64")
     with pytest.raises(ArtifactError, match="riscv64"):
         check_machine(Artifact(artifact.path, artifact.seal, manifest))
+
+
+def test_tiles_need_the_systems_permission(library, monkeypatch):
+    artifact = read_artifact(library)
+    manifest = dataclasses.replace(artifact.manifest, features=frozenset({"amx_tile"}))
+    monkeypatch.setattr("tvmx.runtime.artifact.cpu_features", lambda: frozenset({"amx_tile"}))
+    monkeypatch.setattr("tvmx.runtime.artifact.request_tiles", lambda: "no such thing")
+    with pytest.raises(ArtifactError, match=r"AMX tiles.*no such thing"):
+        check_machine(Artifact(artifact.path, artifact.seal, manifest))
+    monkeypatch.setattr("tvmx.runtime.artifact.request_tiles", lambda: None)
+    check_machine(Artifact(artifact.path, artifact.seal, manifest))
+
+
+@pytest.mark.skipif("amx_tile" in cpu_features(), reason="this CPU has tiles")
+def test_a_cpu_without_tiles_grants_none():
+    assert request_tiles() is not None
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ def build_artifact(
         host, entries = _host(planned, kernels, constants)
         manifest = library_manifest(entries, target, constants.bytes, "graph", branches=branches)
         write_data(folder, constants, manifest, tools)
-        size = link(folder, host, objects, tools, target, output)
+        tiles = "amx_tile" in manifest["target"]["features"]
+        size = link(folder, host, objects, tools, target, output, tiles)
         seconds["link"] = time.perf_counter() - began
     first = planned[0]
     report = {

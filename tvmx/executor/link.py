@@ -148,12 +148,23 @@ def link_cuda(folder: Path, host: str, tools: Toolchain, output: Path) -> int:
     return output.stat().st_size
 
 
-def link(folder: Path, host: str, objects: Sequence[Path], tools: Toolchain, target: Target, output: Path) -> int:
-    """Link everything in `folder` to `output`, which is replaced only by a whole, sealed file. Returns its bytes."""
+def link(
+    folder: Path,
+    host: str,
+    objects: Sequence[Path],
+    tools: Toolchain,
+    target: Target,
+    output: Path,
+    tiles: bool = False,
+) -> int:
+    """Link everything in `folder` to `output`, which is replaced only by a whole, sealed file. Returns its bytes.
+
+    With `tiles`, a pool asks the system for AMX's.
+    """
     (folder / "host.c").write_text(PRELUDE + host + ACCESS)
     (folder / "exports.map").write_text(EXPORTS)
     tools.run([*_C_FLAGS, "-O1", "-c", "host.c", "-o", "host.o"], folder)
-    compile_pool(folder, tools)
+    compile_pool(folder, tools, tiles=tiles)
     tools.run([*_C_FLAGS, "-O3", *_peak_flags(target), "-c", str(HERE / "peak.c"), "-o", "peak.o"], folder)
     tools.run(["-c", "data.S", "-o", "data.o"], folder)
     with replacing(output.absolute()) as made:
@@ -182,9 +193,9 @@ def _peak_flags(target: Target) -> list[str]:
     return flags
 
 
-def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False) -> None:
+def compile_pool(folder: Path, tools: Toolchain, for_vm: bool = False, tiles: bool = False) -> None:
     """Compile the thread pool to `pool.o`; the VM brings its own error reporting."""
-    define = ["-DTVMX_FOR_VM"] if for_vm else []
+    define = [*(["-DTVMX_FOR_VM"] if for_vm else []), *(["-DTVMX_TILES"] if tiles else [])]
     tools.run([*_C_FLAGS, "-O2", *define, "-c", str(HERE / "pool.c"), "-o", "pool.o"], folder)
 
 

@@ -12,6 +12,7 @@ from tvmx.executor.lifetimes import tensor_bytes
 from tvmx.graph import Graph
 from tvmx.memory import Solution
 from tvmx.runtime.arena import ArenaBuffer
+from tvmx.runtime.machine import TILES
 from tvmx.runtime.manifest import Branch
 from tvmx.target import Target
 
@@ -54,13 +55,18 @@ def library_manifest(
         "target": {
             "name": target.name,
             "arch": target.arch,
-            "features": sorted(target.needed_features()),
+            "features": sorted(target.needed_features() - (set() if _may_use_tiles(entries, executor) else TILES)),
             "threads": target.threads,
         },
         "parameter_bytes": parameter_bytes,
         "entries": dict(entries),
         "branches": {name: dataclasses.asdict(b) for name, b in (branches or {}).items()},
     }
+
+
+def _may_use_tiles(entries: Mapping[str, Any], executor: str) -> bool:
+    """Does a kernel use AMX? The code generator never does by itself, and such kernels need the system's permission."""
+    return executor == "vm" or any("_amx" in n["kernel"] for e in entries.values() for n in e["nodes"])
 
 
 def entry_manifest(

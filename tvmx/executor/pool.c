@@ -182,6 +182,13 @@ static void spread(tvmx_pool* pool) {
 }
 
 EXPORT tvmx_pool* tvmx_pool_new(int threads, const int* cpus) {
+#ifdef TVMX_TILES
+  /* Of the process: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA. Threads that exist already have it too. */
+  if (syscall(SYS_arch_prctl, 0x1023, 18)) {
+    snprintf(last_error, sizeof last_error, "the system does not grant AMX tiles: %s", strerror(errno));
+    return NULL;
+  }
+#endif
   if (threads < 1) threads = 1;
   tvmx_pool* pool = aligned_alloc(CACHE_LINE, sizeof(tvmx_pool));
   worker* workers = aligned_alloc(CACHE_LINE, sizeof(worker) * (size_t)threads);

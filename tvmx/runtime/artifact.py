@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvmx.errors import ArtifactError
 from tvmx.runtime.elf import MACHINES
-from tvmx.runtime.machine import architecture, cpu_features
+from tvmx.runtime.machine import TILES, architecture, cpu_features, request_tiles
 from tvmx.runtime.manifest import Manifest, read_manifest
 from tvmx.runtime.seal import open_sealed
 
@@ -55,4 +55,10 @@ def check_machine(artifact: Artifact) -> None:
             if manifest.arch == "x86_64"
             else f"{artifact.path} needs the CPU features {', '.join(missing)}, which this machine lacks; "
             "compile it with target='aarch64-neon'"
+        )
+    refused = request_tiles() if manifest.features & TILES else None
+    if refused is not None:
+        raise ArtifactError(
+            f"{artifact.path} uses AMX tiles, which the system does not grant this process ({refused}); use Linux 5.16 "
+            "or later without a seccomp filter on arch_prctl, or compile it with target='x86_64-avx512-vnni'"
         )

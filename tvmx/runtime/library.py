@@ -113,7 +113,8 @@ class Library(LoadedLibrary):
             array = (ctypes.c_int * threads)(*padded)
         pool = self.pool_new(threads, array)
         if not pool:
-            raise ArtifactError(f"cannot start {threads} threads; use fewer")
+            reason = self.last_error().decode(errors="replace")
+            raise ArtifactError(reason or f"cannot start {threads} threads; use fewer")
         return int(pool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -26,6 +27,24 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         pass
     return frozenset()
+
+
+TILES = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+
+
+@functools.cache
+def request_tiles() -> str | None:
+    """Ask Linux to let this process and its threads use AMX tiles; the reason where it does not, None where it does.
+
+    Without the permission the first use of a tile ends the process by SIGILL.
+    """
+    if architecture() != "x86_64" or not hasattr(os, "uname") or os.uname().sysname != "Linux":
+        return "tiles are a matter of x86-64 Linux"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
+        return None
+    return f"arch_prctl(ARCH_REQ_XCOMP_PERM): {os.strerror(ctypes.get_errno())}"
 
 
 def usable_cores() -> int:

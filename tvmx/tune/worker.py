@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from tvmx.errors import TuneError
+from tvmx.runtime.machine import TILES, cpu_features, request_tiles
 
 START_TIMEOUT_S = 120.0  # importing TVM on a busy machine
 _PR_SET_PDEATHSIG = 1
@@ -141,6 +142,8 @@ def serve(handle: Callable[[Any], Any]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         return  # the parent died before the line above
+    if cpu_features() & TILES:
+        request_tiles()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     answers.write(b'"ready"\n')

@@ -48,6 +48,19 @@ def unit_of(target: Target, data: str, weight: str, values: np.ndarray | None = 
     return DotUnit("plain", "int16", "int16", 1, 1.0 * lanes)
 
 
+AMX = {"uint8": "amx", "int8": "amx_signed"}  # data dtype -> unit
+AMX_MIN_ROWS, AMX_MIN_DEPTH = 4, 64  # what fills less of a tile is left to the vector units
+
+
+def amx_unit(target: Target, data: str, weight: str, rows: int, depth: int) -> DotUnit | None:
+    """TDPBUSD or TDPBSSD for products by constants, where the target has tiles and the operands fill them."""
+    if weight != "int8" or data not in AMX or rows < AMX_MIN_ROWS or depth < AMX_MIN_DEPTH:
+        return None
+    if target.arch != "x86_64" or target.vector_bytes != 64 or not target.has("amx_tile", "amx_int8"):
+        return None
+    return DotUnit(AMX[data], data, "int8", 4, 64.0 * target.lanes("int32"))
+
+
 def bf16_unit(target: Target) -> DotUnit | None:
     """VDPBF16PS, if the target has it: pairs of bfloat16 products added to float32 sums."""
     if target.arch == "x86_64" and target.vector_bytes == 64 and target.has("avx512_bf16"):

@@ -12,12 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from tvmx.passes.legalize import conv_te, first_layer, integer_pool, integer_te, integer_transpose, joined, weight_only
+from tvmx.passes.legalize import (
+    conv_te,
+    first_layer,
+    integer_amx,
+    integer_pool,
+    integer_te,
+    integer_transpose,
+    joined,
+    weight_only,
+)
 from tvmx.passes.legalize import matmul as float_matmul
 from tvmx.passes.legalize.conv import OPAQUE, constant_of, emit, static_shape
 from tvmx.passes.legalize.conv_model import register_tile
 from tvmx.passes.legalize.conv_te import Window
-from tvmx.passes.legalize.dot_unit import DotUnit, bf16_unit, unit_of
+from tvmx.passes.legalize.dot_unit import DotUnit, amx_unit, bf16_unit, unit_of
 from tvmx.passes.legalize.integer_model import NARROW_DOT
 from tvmx.passes.legalize.integer_te import IntegerProduct
 from tvmx.target import Target
@@ -160,6 +169,9 @@ def _pointwise(bb: Any, x: Any, matrix: np.ndarray, unit: DotUnit, offset: int, 
 
     n, h, w, depth = static_shape(x)  # type: ignore[misc]
     out = matrix.shape[1]
+    tiles = amx_unit(target, str(x.ty.dtype), str(matrix.dtype), n * h * w, depth)
+    if tiles is not None:
+        return integer_amx.product(bb, x, matrix, (n, h, w, out), tiles)
     p = _plan(1, n * h * w, out, depth, unit, target)
     args = [x, relax.const(_panels(matrix, p))]
     if offset:
@@ -234,7 +246,11 @@ def _matmul(bb: Any, call: Any, target: Target) -> Any:
         plain = not a.transposed or math.prod(a.batch) == 1
         if not plain:
             return None
-        p = _plan(1, math.prod(out_shape[:-1]), n, k, unit, target)
+        rows = math.prod(out_shape[:-1])
+        tiles = None if a.transposed else amx_unit(target, data, str(matrix.dtype), rows, k)
+        if tiles is not None:
+            return integer_amx.product(bb, a.value, matrix, out_shape, tiles)
+        p = _plan(1, rows, n, k, unit, target)
         offset = offset_of(data, unit)
         args = [a.value, relax.const(_panels(matrix, p))]
         if offset:

@@ -33,7 +33,7 @@ class Padding:
     value: int = 0
 
 
-def _attrs(op: str, unit: DotUnit, tile: tuple[int, int]) -> dict[str, Any]:
+def _attrs(op: str, unit: DotUnit, tile: tuple[int, ...]) -> dict[str, Any]:
     return {OP_ANNOTATION: op, UNIT_ANNOTATION: unit.name, TILE_ANNOTATION: list(tile)}
 
 
@@ -192,6 +192,7 @@ class IntegerProduct:
     rows: int
     panel: int
     unit: DotUnit
+    tile: int = 0  # rows of a tile of AMX, of which `rows` are a multiple; 0 for a vector unit
 
     @property
     def panels(self) -> int:
@@ -217,13 +218,17 @@ def rows_of(a: Access, dtype: str, p: IntegerProduct, offset: int) -> Access:
     """A as the unit reads it: in place where it fits, else a block `pack` [groups, m, wide k]."""
     from tvm import te, tirx
 
-    if dtype == p.unit.data and not offset and p.wide_k == p.k:
+    if dtype == p.unit.data and not offset and p.wide_k == p.k and (not p.tile or p.padded_m == p.m):
         return lambda g, m, k: a(g, m if p.padded_m == p.m else tirx.min(m, p.m - 1), k)
 
     def value(g: Any, m: Any, k: Any) -> Any:
-        element = convert(a(g, m, k), p.unit.data, offset)
+        row = tirx.min(m, p.m - 1) if p.tile and p.padded_m != p.m else m
+        element = convert(a(g, row, k), p.unit.data, offset)
         return element if p.wide_k == p.k else tirx.if_then_else(k < p.k, element, tirx.const(0, p.unit.data))
 
+    if p.tile:  # whole tiles are read: the rows past the last one too
+        whole = te.compute((p.groups, p.padded_m, p.wide_k), value, name="pack")
+        return lambda g, m, k: whole[g, m, k]
     packed = te.compute((p.groups, p.m, p.wide_k), value, name="pack")
     return lambda g, m, k: packed[g, m if p.padded_m == p.m else tirx.min(m, p.m - 1), k]
 
@@ -259,7 +264,8 @@ def product(a: Access, panels: Any, p: IntegerProduct, finish: Callable[[Any], A
         return te.sum(left * right.astype(p.unit.sums), [k, ki])
 
     shape = (p.groups, p.padded_m, p.panels * p.panel)
-    return finish(te.compute(shape, body, name="dot", attrs=_attrs("dot_matmul", p.unit, (p.rows, p.panel))))
+    attrs = _attrs("dot_matmul", p.unit, (p.rows, p.panel, *([p.tile] if p.tile else [])))
+    return finish(te.compute(shape, body, name="dot", attrs=attrs))
 
 
 def pack_filters(weight: np.ndarray, width: int, unit: DotUnit, groups: int = 1) -> np.ndarray:
