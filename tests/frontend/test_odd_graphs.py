@@ -49,6 +49,9 @@ def test_constant_operands(name, tmp_path):
 EMPTY = {  # name → (nodes, shape of x, rank of y, weights)
     "expand": ([node("Expand", ["x", "s"], ["y"])], (1, 7, 0), 4, {"s": np.array([1, 0, 7, 0])}),
     "conv1d": ([node("Conv", ["x", "w"], ["y"])], (0, 4, 5), 3, {"w": floats(2, 4, 3)}),
+    "resize": (
+        [node("Resize", ["x", "", "s"], ["y"])], (2, 3, 1, 5), 4, {"s": np.array([1, 1, 0.5, 2], np.float32)},
+    ),
     "cumsum": ([node("CumSum", ["x", "a"], ["y"])], (3, 0), 2, {"a": np.array(0)}),
     "squeeze": ([node("Squeeze", ["x", "a"], ["s"]), node("Relu", ["s"], ["y"])], (1, 4, 0), 2, {"a": np.array([0])}),
     "matmul": (
@@ -64,7 +67,7 @@ EMPTY = {  # name → (nodes, shape of x, rank of y, weights)
 def test_no_elements(name, tmp_path):
     nodes, shape, rank, weights = EMPTY[name]
     proto = model(nodes, {"x": shape}, {"y": [f"d{i}" for i in range(rank)]}, weights)
-    same(proto, {"x": np.zeros(shape, np.float32)}, tmp_path)
+    same(proto, {"x": np.ones(shape, np.float32)}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.UINT64, TensorProto.INT8])

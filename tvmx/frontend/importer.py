@@ -277,6 +277,7 @@ def _readable(error: Exception) -> str:
     """The last line of what TVM raised, without the descriptions of its own objects."""
     lines = str(error).strip().splitlines()
     text = re.sub(r"T\.(?:int64|int32)\((-?\d+)\)", r"\1", lines[-1]) if lines else type(error).__name__
+    text = re.sub(r"^# Metadata omitted\.[^.]*\. ", "an operand ", text)
     text = re.sub(r"^In ir\.Op\(.*\), ", "", text)
     return text if len(text) <= 300 else f"{text[:300]}…"
 

@@ -11,7 +11,7 @@ from tvm.relax import op as R
 from tvm.script.ir_builder import tirx as T
 
 from tvmx.frontend import kernels
-from tvmx.frontend.node import Expr, Node, constant, converter, dtype_of, simplify
+from tvmx.frontend.node import Expr, Node, constant, converter, dtype_of, np_dtype, simplify
 from tvmx.frontend.ops_index import guard_indices
 from tvmx.frontend.resize import Axis
 
@@ -65,6 +65,8 @@ def resize(node: Node) -> Expr:
     dims = node.shape(0)
     rank = len(dims)
     out, scales = _sizes(node, dims)
+    if all(isinstance(d, int) for d in out) and 0 in out:
+        return constant(np.zeros(out, np_dtype(dtype_of(x))))
     legacy = node.op == "Upsample" or node.opset < 11
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(m := node.attr("mode", "nearest"), m)
     coordinates = "asymmetric" if legacy else node.attr("coordinate_transformation_mode", "half_pixel")

@@ -18,6 +18,11 @@ INJECTIVE = 2
 OUT_ELEMENTWISE_FUSABLE = 4
 PATTERN = "op_pattern"
 
+# Their code binds the argument to a variable, and TVM's code generator puts the value back wherever the variable is
+# read: each further one around it takes eleven times as long (four 1 s, five 18 s, seven for ever).
+_BINDING = {"tirx.exp": 1, "tirx.sigmoid": 1, "tirx.tanh": 1, "tirx.erf": 1, "tirx.log": 2}
+MAX_NESTING = 4
+
 
 def guard_patterns() -> Any:
     """The pass; to run right after AnnotateTIROpPattern.
@@ -27,9 +32,12 @@ def guard_patterns() -> Any:
       then be computed once per element of the large one. It still joins element-wise neighbours.
     - A kernel that reads elements of a computed input several times (resize, tile, broadcast) no longer swallows the
       element-wise producer of that input, but still takes an epilogue.
+    - A chain of exp, tanh and the like is cut where its code could not be generated in reasonable time.
     """
     import tvm
     from tvm import relax, tirx
+
+    from tvmx.schedule.tir import walk
 
     def run(mod: Any, _: Any) -> Any:
         for gv, func in mod.functions_items():
@@ -40,9 +48,16 @@ def guard_patterns() -> Any:
     def _guard_function(mod: Any, gv: Any) -> Any:
         computed: set[Any] = set()
         renamed: dict[Any, Any] = {}
+        nesting: dict[Any, int] = {}  # of binding calls, in the kernel that would end with this value
         for block in mod[gv].body.blocks:
             for binding in block.bindings:
                 kind = _corrected(mod, binding.value, computed)
+                own = _binding_calls(mod, binding.value)
+                if own is not None:
+                    nested = own + max((nesting.get(operand, 0) for operand in binding.value.args[1].fields), default=0)
+                    if nested > MAX_NESTING:
+                        kind = OUT_ELEMENTWISE_FUSABLE
+                    nesting[binding.var] = own if kind == OUT_ELEMENTWISE_FUSABLE else nested
                 if kind is not None:
                     callee = binding.value.args[0]
                     renamed[binding.var] = (callee, kind)
@@ -87,6 +102,23 @@ def guard_patterns() -> Any:
                     INJECTIVE if int(kind) <= BROADCAST and len(value.args[1].fields) > 1 else OUT_ELEMENTWISE_FUSABLE
                 )
         return None
+
+    def _binding_calls(mod: Any, value: Any) -> int | None:
+        """Of an element-wise kernel; None for what starts a kernel of its own."""
+        if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
+            return None
+        func = mod[value.args[0]]
+        kind = func.attrs.get(PATTERN) if func.attrs else None
+        if kind is None or int(kind) > INJECTIVE:
+            return None
+        calls = 0
+
+        def count(call: Any) -> None:
+            nonlocal calls
+            calls += _BINDING.get(getattr(call.op, "name", ""), 0)
+
+        walk(func.body, tvm.ir.Call, count)
+        return calls
 
     return tvm.transform.module_pass(run, opt_level=0, name="tvmx.GuardPatterns")
 
