@@ -116,8 +116,23 @@ def _log_sum_exp(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:
     return cast(node, y, dtype)
 
 
+COLUMNS = (64, 32, 16)  # accumulators of a whole tensor's extremum, in vector lanes
+
+
 def _extreme(node: Node, x: Expr, axes: list[int], out: list[Any]) -> Expr:
-    """Largest or smallest element, infinities included."""
+    """Largest or smallest element, infinities included. Of a whole tensor: of its columns as a matrix first."""
+    dims = node.dims(x)
+    if len(axes) == len(dims) and all(isinstance(d, int) for d in dims):
+        size = math.prod(dims)
+        columns = next((c for c in COLUMNS if size % c == 0 and size >= 2 * c), None)
+        if columns is not None:
+            x = _extreme_over(node, reshape(node, x, [size // columns, columns]), [0])
+            axes = [0]
+    return reshape(node, _extreme_over(node, x, axes), out)
+
+
+def _extreme_over(node: Node, x: Expr, axes: list[int]) -> Expr:
+    """Over `axes`, which the result lacks (all: [1])."""
     reducer = kernels.maximum if node.op == "ReduceMax" else kernels.minimum
 
     def kernel(t: Any) -> Any:
@@ -131,7 +146,7 @@ def _extreme(node: Node, x: Expr, axes: list[int], out: list[Any]) -> Expr:
 
         return te.compute(rest, at, name="extreme")
 
-    return reshape(node, node.te(kernel, x), out)
+    return node.te(kernel, x)
 
 
 def _integer_mean(node: Node, x: Expr, axes: list[int], out: list[Any]) -> Expr:

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 BROADCAST = 1
 INJECTIVE = 2
 OUT_ELEMENTWISE_FUSABLE = 4
+OPAQUE = 8
 PATTERN = "op_pattern"
 
 # Their code binds the argument to a variable, and TVM's code generator puts the value back wherever the variable is
@@ -61,7 +62,8 @@ def guard_patterns() -> Any:
                 if kind is not None:
                     callee = binding.value.args[0]
                     renamed[binding.var] = (callee, kind)
-                computed.add(binding.var)
+                if not _is_opaque(mod, binding.value):
+                    computed.add(binding.var)
         if not renamed:
             return mod
         clones: dict[Any, Any] = {}
@@ -86,6 +88,13 @@ def guard_patterns() -> Any:
         result = walker.builder_.get()
         result[gv] = func
         return result
+
+    def _is_opaque(mod: Any, value: Any) -> bool:
+        """A kernel that FuseOps leaves alone takes no epilogue either."""
+        if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
+            return False
+        attrs = mod[value.args[0]].attrs
+        return attrs is not None and int(attrs.get(PATTERN) or 0) == OPAQUE
 
     def _corrected(mod: Any, value: Any, computed: set[Any]) -> int | None:
         if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":

@@ -62,10 +62,11 @@ class Scope:
         found = self.definition(expr)
         return found if op_name(found) in names else None
 
-    def kernel(self, compute: Callable[..., Any], *args: Any, name: str) -> Any:
-        """A call (not yet bound) of a new TensorIR function."""
+    def kernel(self, compute: Callable[..., Any], *args: Any, name: str, pattern: int | None = None) -> Any:
+        """A call (not yet bound) of a new TensorIR function; `pattern` as FuseOps knows it, if not by its blocks."""
         self.made_kernels = True
-        return self.builder.call_te(compute, *args, primfunc_name_hint=name)
+        attrs = {} if pattern is None else {"op_pattern": pattern}
+        return self.builder.call_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs)
 
     def emit(self, expr: Any) -> Any:
         """Bind an intermediate result; the variable that holds it."""

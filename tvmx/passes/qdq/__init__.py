@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmx.passes.qdq import gather, integer, move, requantize, weight_only
+from tvmx.passes.qdq import dynamic, gather, integer, move, requantize, weight_only
 from tvmx.passes.qdq.finish import finish_dequantize
 from tvmx.passes.qdq.report import account, write_report
 from tvmx.passes.qdq.table import tabulate
@@ -14,7 +14,8 @@ from tvmx.target import Target
 
 def rules(target: Target) -> tuple[RewriteRule, ...]:
     """All rules, in the order in which they are tried at one call."""
-    return (*move.RULES, *gather.RULES, *_signs(target), *integer.rules(target), *weight_only.RULES, *requantize.RULES)
+    products = (*integer.rules(target), *dynamic.rules(target), *weight_only.RULES)
+    return (*move.RULES, *gather.RULES, *_signs(target), *products, *requantize.RULES)
 
 
 def _signs(target: Target) -> tuple[RewriteRule, ...]:

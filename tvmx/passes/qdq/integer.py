@@ -32,21 +32,31 @@ def integer_conv(scope: Scope, call: Any, target: Target) -> Any:
     if isinstance(found, Refusal):
         return found
     x, weights, scales = found
+    refusal = slower(scope, call, x, weights, target)
+    if refusal is not None:
+        return refusal
+    data, params = x.codes, x.params
+    pads = [int(p) for p in call.attrs.padding]
+    if any(pads):
+        widths = [0, 0, pads[0], pads[2], pads[1], pads[3], 0, 0]
+        data = scope.emit(relax.op.nn.pad(data, widths, "constant", float(params.zero)))
+    sums = convolve(scope, call, data, weights)
+    if isinstance(sums, Refusal):
+        return sums
+    return scaled(scope, sums, -int(params.zero) * weights.sum((0, 1, 2)), scales)
+
+
+def convolve(scope: Scope, call: Any, data: Any, weights: np.ndarray) -> Any:
+    """The convolution `call` over codes that are padded already: int32 sums, or exact floats of a depthwise window."""
+    from tvm import relax
+
     attrs = call.attrs
     _, _, mine, out = weights.shape
     groups = int(attrs.groups)
     depthwise = groups > 1 and mine == 1 and out == groups
     if depthwise and _bound(weights) >= EXACT_FLOAT:
         return Refusal("a depthwise window of more than 2^24 is not exact")
-    slower = _slower(scope, call, x, weights, target)
-    if slower is not None:
-        return slower
-    data, params = x.codes, x.params
-    pads = [int(p) for p in attrs.padding]
-    if any(pads):
-        widths = [0, 0, pads[0], pads[2], pads[1], pads[3], 0, 0]
-        data = scope.emit(relax.op.nn.pad(data, widths, "constant", float(params.zero)))
-    sums = scope.emit(
+    return scope.emit(
         relax.op.nn.conv2d(
             data,
             as_constant(weights.astype("int8" if fits(weights, "int8") else "int16")),
@@ -59,8 +69,6 @@ def integer_conv(scope: Scope, call: Any, target: Target) -> Any:
             out_dtype="float32" if depthwise else "int32",
         )
     )
-    offset = -int(params.zero) * weights.sum((0, 1, 2))
-    return _scaled(scope, sums, offset, scales)
 
 
 def _bound(weights: np.ndarray) -> int:
@@ -70,11 +78,20 @@ def _bound(weights: np.ndarray) -> int:
 
 def _convolution(scope: Scope, call: Any) -> tuple[Dequantized, np.ndarray, np.ndarray] | Refusal:
     """(input, weights HWIO less their zero points, scales of the sums) of a convolution over NHWC."""
-    x, w = (dequantized(scope, a) for a in call.args)
+    x = dequantized(scope, call.args[0])
+    found = constant_weights(scope, call, x)
+    if isinstance(found, Refusal):
+        return found
+    assert isinstance(x, Dequantized)
+    return x, *found
+
+
+def constant_weights(scope: Scope, call: Any, x: Any) -> tuple[np.ndarray, np.ndarray] | Refusal:
+    """(weights HWIO less their zero points, scales of the sums) of a convolution over NHWC that reads `x`."""
+    w = dequantized(scope, call.args[1])
     refusal = _operands(x, w)
     if refusal is not None:
         return refusal
-    assert isinstance(x, Dequantized)
     assert isinstance(w, Dequantized)
     if (call.attrs.data_layout, call.attrs.kernel_layout) != ("NHWC", "HWIO"):
         return Refusal(f"layout {call.attrs.data_layout}, {call.attrs.kernel_layout} has no integer kernel")
@@ -89,13 +106,13 @@ def _convolution(scope: Scope, call: Any) -> tuple[Dequantized, np.ndarray, np.n
     weights = codes.astype(np.int64) - zero
     if _bound(weights) >= 1 << 31:
         return Refusal("the sums may leave int32")
-    return x, weights, x.params.scale.astype(np.float64) * scale.astype(np.float64)
+    return weights, x.params.scale.astype(np.float64) * scale.astype(np.float64)
 
 
 FLOAT_GAIN = 1.25  # by the model, before codes are widened for a float32 kernel
 
 
-def _slower(scope: Scope, call: Any, x: Dequantized, weights: np.ndarray, target: Target) -> Refusal | None:
+def slower(scope: Scope, call: Any, x: Dequantized, weights: np.ndarray, target: Target) -> Refusal | None:
     """Only Winograd beats integers, and only without a unit that adds four products a lane and step."""
     if target.kind != "cpu":
         return None
@@ -140,7 +157,7 @@ def integer_transpose(scope: Scope, call: Any) -> Any:
             out_dtype="int32",
         )
     )
-    return _scaled(scope, sums, np.zeros(1, np.int64), scales)
+    return scaled(scope, sums, np.zeros(1, np.int64), scales)
 
 
 def integer_matmul(scope: Scope, call: Any) -> Any:
@@ -172,7 +189,7 @@ def integer_matmul(scope: Scope, call: Any) -> Any:
 
         constant = as_constant(weights.astype("int8" if fits(weights, "int8") else "int16"))
         sums = scope.emit(relax.op.matmul(a.codes, constant, "int32"))
-        return _scaled(scope, sums, -int(a.params.zero) * weights.sum(0), scales)
+        return scaled(scope, sums, -int(a.params.zero) * weights.sum(0), scales)
     return _dynamic_matmul(scope, a, b, scales)
 
 
@@ -181,7 +198,7 @@ def _dynamic_matmul(scope: Scope, a: Dequantized, b: Dequantized, scales: np.nda
     from tvm import relax
 
     sums = scope.emit(relax.op.matmul(centred(scope, a), centred(scope, b), "int32"))
-    return _scaled(scope, sums, np.zeros(1, np.int64), scales)
+    return scaled(scope, sums, np.zeros(1, np.int64), scales)
 
 
 def centred(scope: Scope, x: Dequantized, through: bool = True) -> Any:
@@ -250,7 +267,7 @@ def _operands(x: Any, w: Any) -> Refusal | None:
     return None
 
 
-def _scaled(scope: Scope, sums: Any, offset: np.ndarray, scales: np.ndarray) -> Any:
+def scaled(scope: Scope, sums: Any, offset: np.ndarray, scales: np.ndarray) -> Any:
     """(sums + offset) · scales in float32; `sums` are int32 or exact floats."""
     from tvm import relax
 

@@ -20,6 +20,7 @@ from tvmx.passes.qdq.params import (
     dequantized,
     emit_dequantize,
     emit_quantize,
+    has_computed_zero,
     qparams,
 )
 from tvmx.passes.qdq.requantize import RESHAPES
@@ -53,11 +54,18 @@ def _again(call: Any, args: list[Any]) -> Any:
 
 
 def sink_dequantize(scope: Scope, call: Any) -> Any:
-    """shape(dequantize(x)) → dequantize(shape(x))."""
+    """shape(dequantize(x)) → dequantize(shape(x)); also where one scale and zero point are computed at run time."""
+    from tvm import relax
+
     name = op_name(call)
     if name == "concat":
         return _sink_concat(scope, call)
     found = dequantized(scope, call.args[0])
+    outer = scope.call(call.args[0], "dequantize")
+    if isinstance(found, Refusal) and name in (*RESHAPES, "permute_dims", "strided_slice"):
+        if dims_of(outer.args[1]) == () and has_computed_zero(scope, outer):
+            codes = scope.emit(_again(call, [outer.args[0], *call.args[1:]]))
+            return relax.op.dequantize(codes, outer.args[1], outer.args[2], -1, dtype_of(call))
     if found is None or isinstance(found, Refusal):
         return found
     if found.params.dtype not in (*RANGE, "int32"):

@@ -81,6 +81,11 @@ def dequantized(scope: Scope, expr: Any) -> Dequantized | Refusal | None:
     return found if isinstance(found, Refusal) else Dequantized(call.args[0], found)
 
 
+def has_computed_zero(scope: Scope, call: Any) -> bool:
+    """Is the zero point of this dequantize one scalar that the program computes?"""
+    return dims_of(call.args[2]) == () and as_array(scope.definition(call.args[2])) is None
+
+
 def emit_dequantize(codes: Any, params: QParams, out: str = "float32") -> Any:
     """The relax.dequantize call (not yet bound)."""
     from tvm import relax

@@ -21,7 +21,7 @@ ATTRIBUTE = "tvmx.qdq"
 
 TABLE = "table"  # what `tvmx.passes.qdq.table` calls its event
 INTEGER, EPILOGUE, CANCELLED, FOLDED, FLOAT = "integer", "fused", "cancelled", "folded", "float"
-INTEGER_RULES = ("integer_conv2d", "integer_transpose", "integer_matmul", "weight_only_matmul")
+INTEGER_RULES = ("integer_conv2d", "dynamic_conv2d", "integer_transpose", "integer_matmul", "weight_only_matmul")
 SUMMED = ("mean", "sum", "nn.avg_pool2d")
 ELEMENTWISE = frozenset(
     """add subtract multiply divide maximum minimum negative abs sqrt rsqrt exp log tanh sigmoid erf clip power square
