@@ -53,7 +53,8 @@ from tvmx.target import Target, cpu_features, cpu_model, detect_host, resolve
 
 log = logging.getLogger(__name__)
 
-MEASURED_SAMPLES = 32
+MEASURED_SAMPLES = 128
+MEASURED_BYTES = 128 << 20  # of those samples
 BALANCED_SAMPLES = 16
 CORRECTED_SAMPLES = 4  # a run for each of them and each layer
 PROFILED_RUNS = 20  # of every layer, where its speed is measured
@@ -203,8 +204,10 @@ class _Job:
         return dataclasses.replace(model, report=report)
 
     def _keeping(self) -> Iterator[Feed]:
+        room = MEASURED_BYTES
         for feed in self.data:
-            if len(self.samples) < self.keep:
+            room -= sum(a.nbytes for a in feed.values())
+            if len(self.samples) < self.keep and (room >= 0 or not self.samples):
                 self.samples.append(feed)
             yield feed
 
@@ -254,6 +257,7 @@ class _Job:
         if not outputs:
             raise ConfigError("the model has no float32 output to measure accuracy by")
         runs = SwitchedRuns(run, self.samples, placement, outputs, shown)
+        runs.limit()
         return analyse(runs, placement, config.metric, max_drop)
 
 

@@ -12,7 +12,7 @@ from tvmx.quantize import Scheme, finish, make_plan, parse_override
 from tvmx.quantize.metrics import cosine, ctc, load_metric, metric_of, signal, top1
 from tvmx.quantize.placement import Layer, Placement
 from tvmx.quantize.quantizer import draft
-from tvmx.quantize.sensitivity import SwitchedRuns, analyse
+from tvmx.quantize.sensitivity import RANKING_SAMPLES, SwitchedRuns, analyse, careful
 from tvmx.quantize.settings import QuantizeConfig
 from tvmx.quantize.switched import FLAGS, flags_for, switchable, switched_model
 
@@ -143,6 +143,24 @@ def test_the_search_ends_with_few_layers():
     found = analyse(Runs(), Placement(layers, (), ()), lambda e, g: 1 - float(g[0][0][1]), 0.1)
     assert found.in_float == tuple(NAMES[:9])
     assert found.after >= 0.9
+
+
+def test_rare_decisions_are_judged_by_greater_noise():
+    """Margins of 1 to 50 times the noise: none changes, three would at four times the noise."""
+    expected = [[np.array([0.0, k])] for k in range(1, 51)]
+    got = [[e[0] + np.array([0.99, 0])] for e in expected]
+    assert top1(expected, got) == 1
+    assert careful(top1, expected, got) == pytest.approx(1 - 3 / 50 / 4)
+    assert careful(top1, expected, expected) == 1
+    assert careful(cosine, expected, got) == cosine(expected, got)
+
+
+def test_samples_are_limited_by_the_memory_of_their_outputs():
+    runs = SwitchedRuns(lambda f: {"y": np.zeros(100)}, [{}] * 20, Placement((), (), ()), ["y"], {})
+    runs.limit(800 * 7)
+    assert len(runs.outputs(())) == 7
+    runs.limit(1)
+    assert len(runs.outputs(())) == RANKING_SAMPLES
 
 
 NAMES = [f"layer{k}" for k in range(12)]

@@ -19,9 +19,10 @@ from tvmx.quantize.placement import BINARY, UNARY
 
 MIN_SPREAD = 4.0  # of the greatest to the least channel; below it one scale serves all well enough
 MIN_GAIN = 2.0  # in noise power, by the model, that a product per element has to be worth
-_STRENGTHS = (0.25, 0.5, 0.75, 1.0)  # exponents of the factors of a dense convolution
+_STRENGTHS = (0.125, 0.25, 0.375, 0.5)  # exponents of the factors of a dense convolution
+_HALF = 0.5  # that of a depthwise one: half way keeps room for what the samples did not show, and costs next to nothing
 _WEIGHT_NOISE = 0.2  # of weights rounded to the data, against each to its nearest step
-_LIMIT = 64.0  # of one factor: a channel that is quiet on a few samples may not be on others
+_LIMIT = 64.0  # of the ratio of two channels: one that is quiet on a few samples may not be on others
 
 
 def balanceable(graph: OnnxGraph) -> dict[str, int]:
@@ -71,7 +72,10 @@ def balance(graph: OnnxGraph, peaks: Mapping[str, Array]) -> tuple[ModelProto, i
         peak = np.asarray(peaks.get(name, np.zeros(0)), np.float64)
         weight = graph.constant(graph.nodes[index].input[1])
         assert weight is not None
-        factor = _even(peak) if _depthwise(graph, index) else _eased(peak, weight.astype(np.float64))
+        full = _even(peak)
+        if full is None:
+            continue
+        factor = full**_HALF if _depthwise(graph, index) else _eased(full, peak, weight.astype(np.float64))
         if factor is not None:
             changed[index] = name, factor.astype(np.float32)
     model = ModelProto()
@@ -108,10 +112,9 @@ def _even(peak: Array) -> Array | None:
     return np.where(used, np.minimum(peak[used].max() / np.where(used, peak, 1.0), _LIMIT), 1.0)
 
 
-def _eased(peak: Array, weight: Array) -> Array | None:
+def _eased(full: Array, peak: Array, weight: Array) -> Array | None:
     """Factors for a dense weight [O, C, ...] that make the noise of input and weight together least, or None."""
-    full = _even(peak)
-    if full is None or len(full) != weight.shape[1]:
+    if len(full) != weight.shape[1]:
         return None
     rows = np.abs(weight).max(axis=tuple(range(2, weight.ndim)))  # [O, C]
     power = np.square(weight).sum(axis=(0, *range(2, weight.ndim)))  # [C]

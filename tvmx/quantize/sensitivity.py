@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 AIM = 0.75  # of the drop allowed: layers chosen by some samples do a little better on those than on others
 GLANCE_SAMPLES = 8  # that can rule a choice out before all are run
 RANKING_SAMPLES = 4  # one run for each of them and each layer
+AMPLIFIED = 4.0  # times the noise, at which a few samples show what many would at the noise itself
+OUTPUT_BYTES = 128 << 20  # of the float model's outputs, kept for comparison
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class SwitchedRuns:
         self._outputs = outputs
         self._shown = shown
 
+    def limit(self, output_bytes: int = OUTPUT_BYTES) -> None:
+        """Keep no more samples than have outputs of so many bytes, but at least RANKING_SAMPLES."""
+        made = self._run({**self._samples[0], FLAGS: flags_for(self._placement, set())})
+        each = sum(made[name].nbytes for name in self._outputs)
+        self._samples = self._samples[: max(RANKING_SAMPLES, output_bytes // max(each, 1))]
+
     def outputs(self, in_float: Iterable[str], samples: int | None = None) -> list[Outputs]:
         """The model's outputs for each sample, or only the first few."""
         flags = flags_for(self._placement, set(in_float))
@@ -85,9 +93,10 @@ def analyse(runs: SwitchedRuns, placement: Placement, metric: str | Metric, max_
     names = [la.name for la in switchable(placement)]
     expected = runs.outputs(names)
     name, measure = metric_of(metric, expected)
-    before = measure(expected, runs.outputs(()))
+    quantized = runs.outputs(())
+    before = measure(expected, quantized)
     sqnr = runs.layer_sqnr()
-    if max_drop is None or before >= 1 - max_drop:
+    if max_drop is None or careful(measure, expected, quantized) >= 1 - max_drop:
         return Sensitivity(name, before, before, {}, sqnr, ())
     few = RANKING_SAMPLES
     log.info("max_drop: all quantised: %s %.4f; quantising each of %d layers alone", name, before, len(names))
@@ -98,28 +107,43 @@ def analyse(runs: SwitchedRuns, placement: Placement, metric: str | Metric, max_
     ranked = sorted(names, key=lambda n: -noise[n])
 
     # The first of growing sets that suffices, for accuracy that counts decisions is not monotone; then fewer layers.
-    def reached(size: int) -> float:
-        first = measure(expected[:GLANCE_SAMPLES], runs.outputs(ranked[:size], GLANCE_SAMPLES))
-        value = first
-        if len(expected) > GLANCE_SAMPLES and first >= 1 - 2 * max_drop:  # else the rest could hardly mend it
-            value = measure(expected, runs.outputs(ranked[:size]))
+    def reached(size: int) -> float | None:
+        """The metric with `size` layers in float, or None where that is not enough."""
+        got = runs.outputs(ranked[:size], GLANCE_SAMPLES)
+        value = measure(expected[: len(got)], got)
+        if len(expected) > len(got) and value >= 1 - 2 * max_drop:  # else the rest could hardly mend it
+            got = runs.outputs(ranked[:size])
+            value = measure(expected, got)
         log.info("max_drop: %d of %d layers in float: %s %.4f", size, len(ranked), name, value)
-        return value
+        return value if careful(measure, expected[: len(got)], got) >= 1 - AIM * max_drop else None
 
-    enough = 1 - AIM * max_drop
     after, count, short = 1.0, len(ranked), 0
     for size in _growing(len(ranked)):
-        if (value := reached(size)) >= enough:
+        if (value := reached(size)) is not None:
             after, count = value, size
             break
         short = size
     while count - short > 1 and count < len(ranked):  # between the last that failed and the first that did not
         size = (short + count) // 2
-        if (value := reached(size)) >= enough:
+        if (value := reached(size)) is not None:
             after, count = value, size
         else:
             short = size
     return Sensitivity(name, before, after, noise, sqnr, tuple(ranked[:count]))
+
+
+def careful(measure: Metric, expected: Sequence[Outputs], got: Sequence[Outputs]) -> float:
+    """`measure`, and for one that counts decisions no more than it says of greater noise.
+
+    A decision changes where its margin is smaller than the noise, which happens in proportion to the noise as long as
+    it is rare. So a quarter of what is lost at four times the noise estimates what is lost, from four times as many
+    events: of 50 samples none may change although one in a hundred does.
+    """
+    value = measure(expected, got)
+    if any(measure([a], [b]) not in (0, 1) for a, b in zip(expected, got)):
+        return value
+    louder = [[x + AMPLIFIED * (y - x) for x, y in zip(a, b)] for a, b in zip(expected, got)]
+    return min(value, 1 - (1 - measure(expected, louder)) / AMPLIFIED)
 
 
 def _growing(total: int) -> Iterator[int]:
