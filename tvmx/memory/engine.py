@@ -16,8 +16,9 @@ _core: Any
 try:
     from tvmx.memory import _core  # type: ignore[attr-defined, no-redef]
 
-    _core.skyline  # a core built before the last change of its functions is none
-except (ImportError, AttributeError):
+    if not hasattr(_core, "skyline"):  # built from older sources
+        _core = None
+except ImportError:
     _core = None
 
 Int32s = NDArray[np.int32]
