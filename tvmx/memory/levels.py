@@ -2,7 +2,7 @@
 
 A cycle plans boxes by chains or lowest-first, lowers the lowest plan by ejections, opens the boxes to several times
 as many, and goes on from the same plan, down to single blocks. What lies inside a box has no gap, so that most of a
-plan is right before the many small blocks are looked at.
+plan is right before the many small blocks are looked at. Few boxes are searched depth-first before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Int32s = NDArray[np.int32]
 # Shares of the steps that the cycles get; the last goes on from the best plan with single blocks.
 CYCLES = (0.1, 0.2, 0.3, 0.4)
 # What of a cycle's steps pays for chains.
-CHAINS = 0.4
+CHAINS = 0.3
+# So few boxes are searched depth-first, for this share of all steps.
+FEW, DEPTH_FIRST = 300, 0.5
 # Lowest-first plans that a cycle starts from besides, where there are not too many boxes.
 STACKS = 4
 LARGE = 5000
@@ -63,21 +65,26 @@ def levels_of(part: Component) -> list[Level]:
 
 def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed: int, budget: Budget) -> Int32s:
     """The lowest plan found within the budget; stops at `goal` units. `offsets` are a plan to start from, if any."""
-    part = levels[-1].part
+    part, count = levels[-1].part, len(levels[0].part.size)
     ranks = Restarts(levels[0].part, seed).ranks()
-    best, total = offsets, budget.steps
+    total = budget.steps
+    few = _few_boxes(levels, offsets, goal, seed, int(DEPTH_FIRST * total), budget) if count <= FEW else None
+    best = min(
+        (plan for plan in (few, offsets) if plan is not None), key=lambda plan: _height(part, plan), default=None
+    )
+    total = budget.steps
     for turn, share in enumerate(CYCLES):
         if best is not None and (_height(part, best) <= goal or budget.spent):
             break
         if best is None or turn < len(CYCLES) - 1:
-            steps = int(share * total * CHAINS)
-            chosen, found = sketch(levels, goal, seed + turn, steps, budget)
+            chosen, found = sketch(levels, goal, seed + turn, int(CHAINS * share * total), budget)
             # Lowest-first plans keep mixed alignments better apart; of very many, without the core, one takes minutes.
-            count = len(levels[0].part.size)
             if found is None or count < LARGE or (engine_name() == "c" and (levels[0].part.align != 1).any()):
                 stacked = levels[0].expand(_stacked(levels[0].part, islice(ranks, STACKS), goal, budget))
                 if found is None or _height(part, stacked) <= _height(part, found):
                     chosen, found = levels, stacked
+            if few is not None and _height(part, few) < _height(part, found):
+                chosen, found = levels, few
         else:
             chosen, found = levels[-1:], best
         if len(chosen) == 1 and best is not None and _height(part, best) < _height(part, found):
@@ -89,6 +96,28 @@ def lower_by_levels(levels: list[Level], offsets: Int32s | None, goal: int, seed
             best = found
     assert best is not None
     return best
+
+
+def _few_boxes(
+    levels: list[Level], offsets: Int32s | None, goal: int, seed: int, steps: int, budget: Budget
+) -> Int32s | None:
+    """Offsets by depth-first searches of the boxes, each a part of the way from the plan given down to the goal."""
+    few, left = levels[0], budget.steps - steps
+    boxed = chained(few.part, goal, seed, steps // ATTEMPTS, budget)
+    if boxed is None:
+        return None
+    restarts, height, failures = Restarts(few.part, seed), _height(few.part, boxed), 0
+    if offsets is not None:
+        height = min(height, _height(levels[-1].part, offsets))
+    stride, attempt = (height - goal) // 4, steps // ATTEMPTS
+    while height > goal and failures < FAILURES and budget.steps > left and not budget.spent:
+        found = restarts.below(max(height - max(stride, 1), goal), min(attempt, budget.steps - left), budget)
+        if isinstance(found, np.ndarray):
+            boxed, height = found, _height(few.part, found)
+        else:
+            failures += 1
+            stride //= 2
+    return few.expand(boxed)
 
 
 def sketch(levels: list[Level], goal: int, seed: int, steps: int, budget: Budget) -> tuple[list[Level], Int32s | None]:

@@ -26,8 +26,8 @@ from tvmx.memory.skyline import chained
 Int32s = NDArray[np.int32]
 # Above this, boxes opened level by level come before the depth-first search.
 MEDIUM = 500
-# Above this the open lists of a depth-first search (4 n² bytes) and its dives (n² steps) are too much.
-MAX_EXACT = 4000
+# Above this the dives of a depth-first search (n² steps) take what other searches do more with.
+MAX_EXACT = 1000
 # Lowest-first plans tried per component, and what one costs in steps per block.
 STACKS = 12
 STACK_STEPS = 30
@@ -40,6 +40,8 @@ LEAST_STEPS = 2000
 LEAST_STEPS_LARGE = 6000
 # What of the budget of a large problem is left to the search by heuristics, boxes and the sketch.
 SHARE_OF_LARGE = 0.7
+# With several components: the share of the steps for the first visits, and how often one is visited at most.
+FIRST_SHARE, VISITS = 0.4, 12
 # Steps a block that the chains of a sketch get; at least one plan is made of each level.
 SKETCH_STEPS = 1000
 # An ejection search of fewer steps a block has not looked at every block often enough.
@@ -82,57 +84,104 @@ def sketched(blocks: Blocks, target: int, seed: int) -> Sketch | None:
     return Sketch(offsets, known)
 
 
+@dataclass
+class _Group:
+    """Components that are equal, planned as one."""
+
+    indices: list[Ints]
+    part: Component
+    levels: list[Level] | None
+    height: int
+    visits: int = 0
+    optimal: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return len(self.part.index)
+
+
 def search(
     blocks: Blocks, offsets: Ints, target: int, budget_s: float, seed: int, levels: dict[int, list[Level]] | None = None
 ) -> Searched:
-    """Better offsets than `offsets`, down to `target` bytes. Blocks without pins only."""
+    """Better offsets than `offsets`, down to `target` bytes. Blocks without pins only.
+
+    No component needs to be lower than the highest. So each gets a part of the steps in turn, the smallest first, and
+    the highest the rest, again and again.
+    """
     offsets = offsets.copy()
-    tall = [index for index in components(blocks) if int((offsets[index] + blocks.size[index]).max()) > target]
-    open_blocks = sum(map(len, tall))
-    usable = budget_s if open_blocks < LARGE else SHARE_OF_LARGE * budget_s
-    budget = Budget.of(usable, at_least=_least_steps(open_blocks))
+    groups = _groups(blocks, offsets, target, levels)
+    count = sum(group.blocks for group in groups)
+    usable = budget_s if count < LARGE else SHARE_OF_LARGE * budget_s
+    budget = Budget.of(usable, at_least=_least_steps(count))
     total = budget.steps
-    truncated = False
-    if tall:
+    if groups:
         say_engine()
-    known: dict[tuple[bytes, ...], Ints] = {}
-    # The smallest first: what they leave of their share goes to the others.
-    for index in sorted(tall, key=len):
+
+    def lower(group: _Group, steps: int, goal: int) -> None:
+        if group.levels is None and group.blocks > MEDIUM:
+            group.levels = levels_of(group.part)
+        first, share = group.indices[0], Budget(steps, budget.deadline)
+        size = blocks.size[first]
+        new, proved = _lowered(group.part, size, offsets[first], group.levels, goal, seed + group.visits, share)
+        budget.steps -= steps - share.steps
+        group.visits += 1
+        height = int((new + size).max())
+        group.optimal = proved and height > goal
+        if height < group.height:
+            group.height = height
+            for index in group.indices:
+                offsets[index] = new
+
+    highest, later = target, 0 if len(groups) == 1 else int((1 - FIRST_SHARE) * total)
+    for group in groups:
+        lower(group, max(budget.steps - later, 0) * group.blocks // count, highest)
+        highest = max(highest, group.height)
+        count -= group.blocks
+    while len(groups) > 1 and not budget.spent and budget.steps > total // 50:
+        groups.sort(key=lambda group: group.height)
+        top, next_height = groups[-1], max(groups[-2].height, target)
+        if top.height <= target or top.optimal or top.visits >= VISITS:
+            break
+        lower(top, max(budget.steps // len(groups), total // 50), target + (next_height - target) * 3 // 4)
+    proved = all(group.height <= target for group in groups) or max(groups, key=lambda g: g.height).optimal
+    return Searched(offsets, not proved, engine_name(), total - budget.steps)
+
+
+def _groups(blocks: Blocks, offsets: Ints, target: int, levels: dict[int, list[Level]] | None) -> list[_Group]:
+    """What is higher than the target, the smallest components first."""
+    groups: dict[tuple[bytes, ...], _Group] = {}
+    for index in sorted(components(blocks), key=len):
         size = blocks.size[index]
         height = int((offsets[index] + size).max())
+        if height <= target:
+            continue
         opened = (levels or {}).get(int(index[0]))
         part = opened[-1].part if opened else component(blocks, index, height)
         same = (part.start.tobytes(), part.end.tobytes(), size.tobytes(), part.align.tobytes())
-        new = known.get(same)
-        if new is None:
-            share = Budget(budget.steps * len(index) // open_blocks, budget.deadline)
-            before = share.steps
-            new, proved = _lowered(part, size, offsets[index], opened, target, seed, share)
-            budget.steps -= before - share.steps
-            truncated |= not proved
-            known[same] = new
-        if int((new + size).max()) < height:
-            offsets[index] = new
-        open_blocks -= len(index)
-    return Searched(offsets, truncated, engine_name(), total - budget.steps)
+        if same in groups:
+            groups[same].indices.append(index)
+            groups[same].height = max(groups[same].height, height)
+        else:
+            groups[same] = _Group([index], part, opened, height)
+    return list(groups.values())
 
 
 def _lowered(
-    part: Component, size: Ints, offsets: Ints, opened: list[Level] | None, target: int, seed: int, budget: Budget
+    part: Component, size: Ints, offsets: Ints, levels: list[Level] | None, target: int, seed: int, budget: Budget
 ) -> tuple[Ints, bool]:
     """(offsets in bytes of the lowest plan found, whether it meets the target or is optimal)."""
     goal = part.units_below(target)
-    if len(part.index) > MAX_EXACT:
+    if levels and len(part.index) > MAX_EXACT:
         # Where the unit was made coarser than the alignment, offsets need not be whole units.
         start = None if (offsets % part.unit).any() else (offsets // part.unit).astype(np.int32)
-        found = lower_by_levels(opened or levels_of(part), start, goal, seed, budget)
+        found = lower_by_levels(levels, start, goal, seed, budget)
         found_bytes = found.astype(np.int64) * part.unit
         return found_bytes, int((found_bytes + size).max()) <= target
     portfolio = Portfolio(part, goal, seed, budget)
-    if len(part.index) > MEDIUM and portfolio.height > goal:
-        share = Budget(budget.steps // 3, budget.deadline)
+    if levels and portfolio.height > goal:
+        share = Budget(9 * budget.steps // 10, budget.deadline)
         before = share.steps
-        portfolio.take(lower_by_levels(opened or levels_of(part), portfolio.offsets, goal, seed, share))
+        portfolio.take(lower_by_levels(levels, portfolio.offsets, goal, seed, share))
         budget.steps -= before - share.steps
     found, proved = _descend(portfolio, goal, budget)
     return found.astype(np.int64) * part.unit, proved
