@@ -187,7 +187,7 @@ def _peak_flags(target: Target) -> list[str]:
     elif target.arch == "x86_64" and target.vector_bytes > 16:
         flags.append('-DTVMX_INT8_STEP="vpmaddubsw %2, %2, %1; vpmaddwd %1, %2, %1; vpaddd %1, %0, %0"')
     elif target.has("asimddp"):
-        flags.append('-DTVMX_INT8_STEP=".arch_extension dotprod; sdot %0.4s, %2.16b, %2.16b"')
+        flags += ["-march=armv8.2-a+dotprod", '-DTVMX_INT8_STEP="sdot %0.4s, %2.16b, %2.16b"']
     if bf16_unit(target) is not None:
         flags.append('-DTVMX_BF16_STEP="vdpbf16ps %2, %2, %0"')
     return flags
