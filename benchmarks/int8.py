@@ -1,4 +1,4 @@
-"""INT8 as a whole: accuracy (benchmarks/int8_accuracy.py), then speed (benchmarks/int8_speed.py), for the same models.
+"""INT8 as a whole: accuracy (int8_accuracy.py), speed (int8_speed.py) and size (int8_size.py) of the same models.
 
 python -m benchmarks.int8 [models ...]
 """
@@ -10,9 +10,13 @@ import sys
 
 
 def main(models: list[str]) -> int:
-    """Run both parts, each in a process of its own; the exit status is that of the first that fails."""
+    """Run all parts, each in a process of its own; the exit status is that of the first that fails."""
     speed = ["--models", ",".join(models)] if models else []
-    for arguments in (["benchmarks.int8_accuracy", *models], ["benchmarks.int8_speed", *speed]):
+    for arguments in (
+        ["benchmarks.int8_accuracy", *models],
+        ["benchmarks.int8_speed", *speed],
+        ["benchmarks.int8_size", *models],
+    ):
         status = subprocess.run([sys.executable, "-m", *arguments]).returncode
         if status:
             return status
