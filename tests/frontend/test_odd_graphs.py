@@ -99,3 +99,11 @@ def test_float16_functions(op, tmp_path):
     )
     expected = getattr(np, op.lower().replace("a", "arc", 1) if op[0] == "A" else op.lower())(x.astype(np.float64))
     assert_close(run_model(proto, {"x": x}, tmp_path), {"y": expected.astype(np.float16)}, share=2**-11)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE])
+def test_softplus_keeps_its_digits(kind, tmp_path):
+    x = np.append(np.linspace(-80, 80, 1603), [np.inf, -np.inf]).astype(helper.tensor_dtype_to_np_dtype(kind))
+    proto = model([node("Softplus", ["x"], ["y"])], {"x": ([1605], kind)}, {"y": ([1605], kind)})
+    got = run_model(proto, {"x": x}, tmp_path)["y"]
+    np.testing.assert_allclose(got, np.logaddexp(0, x.astype(np.float64)), rtol=8 * np.finfo(x.dtype).eps)

@@ -86,7 +86,8 @@ class Toolchain:
             [self.cc, *self.flags, *arguments], cwd=folder, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            lines = [l for l in done.stderr.splitlines() if "error" in l or "undefined" in l]
+            telling = ("error", "undefined", "No space left")
+            lines = [l for l in done.stderr.splitlines() if any(t in l for t in telling) and "collect2" not in l]
             raise CompileError(f"{Path(self.cc).name} failed: {'; '.join(lines[:3]) or done.stderr.strip()[-300:]}")
 
 
