@@ -19,6 +19,7 @@ from tvmx.config import CompileConfig, Shapes, TuneConfig
 from tvmx.errors import ConfigError
 from tvmx.frontend import Branch, Model, import_programs
 from tvmx.frontend import import_onnx as _import_onnx
+from tvmx.report.files import check_writable
 from tvmx.target import Target, resolve
 
 log = logging.getLogger(__name__)
@@ -215,6 +216,7 @@ def compile(
     from tvmx.precision import rules_from
     from tvmx.tune.apply import apply_schedules, open_logs
 
+    check_writable(output)
     config = config or CompileConfig()
     # the arguments win over the config where given
     chosen = resolve(target if target != "native" else config.target, config.threads if threads is None else threads)

@@ -24,8 +24,11 @@ def main(argv: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="tvmx: %(message)s")
     try:
+        _check_outputs(arguments)
         return int(arguments.function(arguments) or 0)
-    except TvmxError as error:
+    except BrokenPipeError:
+        return 0
+    except (TvmxError, OSError) as error:
         if arguments.json:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         print(f"tvmx: {type(error).__name__}: {error}", file=sys.stderr)
@@ -33,8 +36,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tvmx: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for what could not be written at the end."""
+    from tvmx.report.files import check_writable
+
+    for name in ("output", "trace", "memory", "speed_log"):
+        if isinstance(path := getattr(arguments, name, None), str):
+            check_writable(path)
+    for name in ("dump_ir", "bundle", "offline", *(["log"] if arguments.command == "tune" else [])):
+        if isinstance(path := getattr(arguments, name, None), str):
+            check_writable(Path(path, "file"))
 
 
 def _parser() -> argparse.ArgumentParser:

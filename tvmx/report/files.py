@@ -9,6 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from tvmx.errors import ConfigError
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise ConfigError where no file can be written: before long work rather than after it."""
+    place = Path(path).absolute()
+    if place.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+    folder = next(p for p in place.parents if p.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "may not be written to" if folder.is_dir() else "is no folder"
+        raise ConfigError(f"cannot write {path}: {folder} {why}; choose another place")
+
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
