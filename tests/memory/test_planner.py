@@ -100,6 +100,12 @@ def test_greedy_is_close_on_the_hard_set():
         assert solution.height <= 1.41 * solution.lower_bound
 
 
+@pytest.mark.parametrize("option", [{"budget_s": float("inf")}, {"budget_s": float("nan")}, {"seed": -1}])
+def test_options_out_of_range_are_refused(option):
+    with pytest.raises(PlanError, match=f"{next(iter(option))}=.* must be within"):
+        plan(Problem([Buffer("a", (0, 1), 1)]), **option)
+
+
 def test_compare_runs_every_planner_and_gives_the_lowest_first():
     problem = Problem.from_csv(DATA / "B.1048576.csv")
     solutions = compare(problem, budget_s=0.2)

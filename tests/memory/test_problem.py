@@ -70,6 +70,15 @@ def test_csv_of_a_spreadsheet_is_read(tmp_path):
     assert list(Problem.from_csv(tmp_path / "p.csv")) == [Buffer("a", (-3, 4), 16, 1)]
 
 
+def test_empty_cells_and_rows_that_a_spreadsheet_pads_with_are_no_fields(tmp_path):
+    path = tmp_path / "padded.csv"
+    path.write_text("id,lower,upper,size,,\r\na,0,2,8,,\r\n,,,,,\r\n\r\nb,1,3,4\r\n")
+    assert [b.id for b in Problem.from_csv(path)] == ["a", "b"]
+    path.write_text("id,lower,upper,size\na,0,2,8,9\n")
+    with pytest.raises(PlanError, match="5 fields, the header has 4"):
+        Problem.from_csv(path)
+
+
 def test_missing_file_is_a_plan_error(tmp_path):
     with pytest.raises(PlanError, match=r"no\.csv"):
         Problem.from_csv(tmp_path / "no.csv")

@@ -31,6 +31,8 @@ def read_csv(path: str | os.PathLike[str]) -> list[Buffer]:
     if not rows:
         raise PlanError(f"{path}: is empty; the first line must be {','.join(REQUIRED)}")
     header = [name.strip() for name in rows[0]]
+    while header and not header[-1]:  # spreadsheets pad with empty cells
+        header.pop()
     missing = [name for name in REQUIRED if name not in header]
     unknown = [name for name in header if name not in REQUIRED + OPTIONAL]
     if missing or unknown or len(set(header)) != len(header):
@@ -40,9 +42,9 @@ def read_csv(path: str | os.PathLike[str]) -> list[Buffer]:
         )
     buffers = []
     for line, row in enumerate(rows[1:], start=2):
-        if not row:
+        if not any(cell.strip() for cell in row):
             continue
-        if len(row) != len(header):
+        if len(row) < len(header) or any(cell.strip() for cell in row[len(header) :]):
             raise PlanError(f"{path}:{line}: {len(row)} fields, the header has {len(header)}")
         cells = dict(zip(header, row))
         try:

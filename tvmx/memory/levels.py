@@ -133,6 +133,8 @@ def sketch(levels: list[Level], goal: int, seed: int, steps: int, budget: Budget
             chosen, best = levels[number:], found
         if _height(part, best) <= goal:
             break
+    if best is None and engine_name() == "python":  # chains gave up, and heuristics would take minutes
+        chosen, best = levels[-1:], _stacked(part, islice(Restarts(part, seed).ranks(), 1), goal, budget)
     return chosen, best
 
 

@@ -74,6 +74,8 @@ MAX_TRIED = {"coloring": 300, "region": 20_000}
 # Problems for which the heuristics take seconds; where a sketch by chains comes so near the target, they are left out.
 LARGE = 4000
 GOOD_ENOUGH = 1.05
+MAX_BUDGET_S = 100_000
+MAX_SEED = 1 << 32
 
 
 def _best_heuristic(blocks: Blocks, target: int) -> Outcome:
@@ -110,7 +112,8 @@ def plan_best(blocks: Blocks, goal: Goal) -> Outcome:
 
     sketch = sketched(blocks, goal.target, goal.seed)
     best = Outcome(sketch.offsets, "search", engine=engine_name()) if sketch else None
-    if best is None or blocks.height(best.offsets) > GOOD_ENOUGH * goal.target:
+    slow = engine_name() == "python" and best is not None  # heuristics take minutes there
+    if best is None or (blocks.height(best.offsets) > GOOD_ENOUGH * goal.target and not slow):
         other = _best_heuristic(blocks, goal.target)
         if best is None or blocks.height(other.offsets) <= blocks.height(best.offsets):
             best = other
@@ -199,8 +202,10 @@ def plan_blocks(
     """`plan` on merged blocks: chosen offsets, not validated. `bound` saves computing it again."""
     if planner not in PLANNERS:
         raise PlanError(f"planner {planner!r} is unknown; choose one of {', '.join(PLANNERS)}")
-    if budget_s < 0:
-        raise PlanError(f"budget_s={budget_s} must be >= 0")
+    if not 0 <= budget_s <= MAX_BUDGET_S:
+        raise PlanError(f"budget_s={budget_s} must be within [0, {MAX_BUDGET_S}] seconds")
+    if not 0 <= seed < MAX_SEED:
+        raise PlanError(f"seed={seed} must be within [0, 2**32)")
     if bound is None:
         bound = lower_bound(blocks)
     goal = Goal(bound if capacity is None else max(bound, capacity), budget_s, seed)
