@@ -107,3 +107,27 @@ def test_softplus_keeps_its_digits(kind, tmp_path):
     proto = model([node("Softplus", ["x"], ["y"])], {"x": ([1605], kind)}, {"y": ([1605], kind)})
     got = run_model(proto, {"x": x}, tmp_path)["y"]
     np.testing.assert_allclose(got, np.logaddexp(0, x.astype(np.float64)), rtol=8 * np.finfo(x.dtype).eps)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
+def test_decomposed_layer_norm_of_other_floats(kind, tmp_path):
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    proto = model(
+        [
+            node("ReduceMean", ["x"], ["m"], axes=[-1]),
+            node("Sub", ["x", "m"], ["c"]),
+            node("Mul", ["c", "c"], ["q"]),
+            node("ReduceMean", ["q"], ["v"], axes=[-1]),
+            node("Add", ["v", "e"], ["w"]),
+            node("Sqrt", ["w"], ["r"]),
+            node("Div", ["c", "r"], ["y"]),
+        ],
+        {"x": ([3, 32], kind)},
+        {"y": ([3, 32], kind)},
+        {"e": dtype.type(1e-2)},
+    )
+    x = RNG.standard_normal((3, 32)).astype(dtype)
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-2)
+    assert_close(run_model(proto, {"x": x}, tmp_path), {"y": expected.astype(dtype)}, share=8 * np.finfo(dtype).eps)

@@ -55,6 +55,8 @@ def layer_norm(scope: Scope, call: Any) -> Any:
     shape = dims_of(x) or ()
     if axes != tuple(range(len(shape) - len(axes), len(shape))) or not all(isinstance(shape[a], int) for a in axes):
         return Refusal("normalised over other axes than the last")
+    if str(x.ty.dtype) != "float32":
+        return Refusal("weights and sums of the kernel are float32")
     extents = [shape[a] for a in axes]
     ones, zeros = (as_constant(fill(extents, "float32")) for fill in (np.ones, np.zeros))
     return relax.op.nn.layer_norm(x, ones, zeros, [a - len(shape) for a in axes], epsilon)
