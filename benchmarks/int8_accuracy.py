@@ -251,13 +251,15 @@ def calibration_cost(model: ZooModel, runs: int = 500) -> dict[str, float]:
     """Seconds of `runs` calibration runs over those of plain runs, compiling left out of both."""
     from tvmx.api_quantize import CompiledRun
     from tvmx.quantize import Scheme, collect, make_plan, prepare_model, watched
+    from tvmx.quantize.moments import MomentCollector
     from tvmx.target import resolve
 
     target = resolve("native", 1)
     inputs = random_runs(model, 8, 0)
     proto, name = prepare_model(model.path, model.shapes, model.constants)
     plan = make_plan(proto, name, Scheme().for_target(target), target, dict(model.shapes))
-    shown = watched(plan.graph, plan.tensors)
+    moments = MomentCollector.of(plan.graph, plan.placement.layers)
+    shown = watched(plan.graph, tuple(dict.fromkeys((*plan.tensors, *moments.tensors))))
     with ExitStack() as stack:
         plain, watching = (CompiledRun(p, target, stack) for p in (proto, shown.model))
         for feed in inputs:
@@ -269,7 +271,7 @@ def calibration_cost(model: ZooModel, runs: int = 500) -> dict[str, float]:
             for feed in block:
                 plain(feed)
             middle = time.perf_counter()
-            collect(watching, block, shown.outputs)
+            collect(watching, block, shown.outputs, plan.placement.tensors, moments)
             seconds["plain"] += middle - begin
             seconds["calibration"] += time.perf_counter() - middle
     return {**seconds, "ratio": seconds["calibration"] / seconds["plain"]}
