@@ -61,7 +61,7 @@ def test_mean_error_is_that_of_the_results(name):
     axis = 1 if op == "Conv" else difference.ndim - 1
     expected = difference.mean(axis=tuple(k for k in range(difference.ndim) if k != axis))
     np.testing.assert_allclose(
-        mean_error(value, quantized, collector.found[layer.name]), expected, rtol=1e-4, atol=1e-5
+        mean_error(value, quantized, collector.finish()[layer.name]), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -105,7 +105,7 @@ def test_values_out_of_reach_are_left_out(bad):
     plan = make_plan(prepare_model(proto)[0], "m", scheme, TARGET)
     collector = MomentCollector.of(plan.graph, plan.placement.layers)
     collector.update("x", np.full((1, 2, 4, 4), bad, np.float32), channels_last=False)
-    assert not collector.found
+    assert not collector.finish()
 
 
 def test_a_channel_that_was_always_zero_keeps_its_nearest_integers():

@@ -93,10 +93,10 @@ def collect(
                 moments.update(name, values, outputs[name] != name)
         samples += 1
         if moments is not None:
-            moments.runs = samples
+            moments.runs += 1
     if not samples:
         raise ConfigError("the calibration data is empty; give at least one sample, better a hundred")
-    return Calibration(stats, samples, dict(alias or {}), moments=moments.found if moments is not None else {})
+    return Calibration(stats, samples, dict(alias or {}), moments=moments.finish() if moments is not None else {})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from onnx import NodeProto
@@ -18,8 +19,10 @@ from tvmx.quantize.qparams import QWeight
 
 COLUMNS_PER_RUN = 256
 COLUMNS = 4096  # of one layer in all; then it is known well enough
+RUNS = 128  # that are looked at where each has few columns
 MAX_BLOCK = 512  # longest column whose full matrix is kept; longer ones are cut, correlations between blocks dropped
 MIN_BLOCK = 16
+LARGEST = 5e17  # of a column's elements: sums of squares stay in float32
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class MomentCollector:
     layers: dict[str, tuple[NodeProto, Columns]]
     found: dict[str, Moments] = field(default_factory=dict)
     runs: int = 0
+    _waiting: dict[str, list[Array]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: OnnxGraph, layers: tuple[Layer, ...]) -> MomentCollector:
@@ -93,32 +97,55 @@ class MomentCollector:
                 chosen[layer.name] = graph.nodes[layer.node], columns
         return cls(graph, chosen)
 
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        """Tensor → the layers that read it."""
+        readers: dict[str, list[str]] = {}
+        for layer, (node, _) in self.layers.items():
+            readers.setdefault(node.input[0], []).append(layer)
+        return readers
+
     @property
     def tensors(self) -> tuple[str, ...]:
         """The tensors that `update` wants to see."""
-        return tuple(dict.fromkeys(node.input[0] for node, _ in self.layers.values()))
+        return tuple(self._readers)
 
     def update(self, name: str, values: Array, channels_last: bool) -> None:
         """Take in a tensor of `tensors` from the run of number `runs`, which the caller counts."""
-        for layer, (node, columns) in self.layers.items():
-            if node.input[0] != name:
-                continue
+        for layer in self._readers.get(name, ()):
+            node, columns = self.layers[layer]
+            waiting = self._waiting.setdefault(layer, [])
             known = self.found.get(layer)
-            if known is not None and known.count >= COLUMNS:
+            if self.runs >= RUNS or (known is not None and known.count >= COLUMNS):
                 continue
             parts = self._sample(node, columns, np.moveaxis(values, -1, 1) if channels_last else values)
-            turned = parts.transpose(1, 2, 0)
-            with np.errstate(over="ignore", invalid="ignore"):
-                second = turned @ turned.transpose(0, 2, 1)
-            if not np.isfinite(second).all():  # NaN or infinite values, or squares beyond float32
-                continue
-            if known is None:
-                size = columns.groups * columns.blocks, columns.length
-                known = Moments(columns, 0, np.zeros(size), np.zeros((*size, columns.length)))
-                self.found[layer] = known
-            known.count += len(parts)
-            known.first += parts.sum(0, dtype=np.float64)
-            known.second += second
+            if np.abs(parts).max(initial=0) <= LARGEST:  # not so for NaN
+                waiting.append(parts)
+            if sum(map(len, waiting)) >= COLUMNS_PER_RUN:
+                self._add(layer)
+
+    def finish(self) -> dict[str, Moments]:
+        """The moments of all that was seen, by layer."""
+        for layer in self._waiting:
+            self._add(layer)
+        return self.found
+
+    def _add(self, layer: str) -> None:
+        """Take in the columns that wait: a product of many costs little more than one of few."""
+        if not self._waiting[layer]:
+            return
+        columns = self.layers[layer][1]
+        parts = np.concatenate(self._waiting[layer])
+        self._waiting[layer] = []
+        known = self.found.get(layer)
+        if known is None:
+            size = columns.groups * columns.blocks, columns.length
+            known = Moments(columns, 0, np.zeros(size), np.zeros((*size, columns.length)))
+            self.found[layer] = known
+        turned = parts.transpose(1, 2, 0)
+        known.count += len(parts)
+        known.first += parts.sum(0, dtype=np.float64)
+        known.second += turned @ turned.transpose(0, 2, 1)
 
     def _sample(self, node: NodeProto, columns: Columns, values: Array) -> Array:
         """[positions, groups * blocks, length] of a layer's input, as float32."""
