@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from benchmarks.memory_problems import GENERATORS
 from benchmarks.models import ModelUnavailable, ZooModel, zoo, zoo_model
 from benchmarks.ort_arena import ort_arena
 from tvmx.executor.lifetimes import arena_buffers
-from tvmx.memory import Problem, plan
+from tvmx.memory import Buffer, PlanCache, Problem, plan
 from tvmx.report.files import write_text
 from tvmx.runtime import GraphExecutor
 from tvmx.runtime.arena import to_problem
@@ -47,6 +50,22 @@ def generated(name: str, make: Any, count: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     return {"problem": name, "buffers": count, "over_bound": round(found.height / found.lower_bound, 4),
             "seconds": round(seconds, 1)}  # fmt: skip
+
+
+def run_time_plan(tensors: int = 500, shapes: int = 10) -> dict[str, Any]:
+    """Median milliseconds in which a model of symbolic shape is planned at the first use of a shape."""
+
+    def model(dims: Mapping[str, int]) -> Problem:
+        rng = random.Random(1)
+        lives = [(i, i + 1 + rng.choice([1, 1, 2, 3, 20])) for i in range(tensors)]
+        return Problem(Buffer(f"t{i}", life, 64 * dims["N"] * rng.randrange(1, 999)) for i, life in enumerate(lives))
+
+    cache, samples = PlanCache(model, limit=3), []
+    for n in range(1, 20 * shapes, 20):
+        began = time.perf_counter()
+        cache.plan({"N": n})
+        samples.append(time.perf_counter() - began)
+    return {"tensors": tensors, "plan_ms": round(statistics.median(samples) * 1e3, 2)}
 
 
 def zoo_arena(model: ZooModel, folder: Path) -> dict[str, Any]:
@@ -116,6 +135,7 @@ def main() -> int:
 
     for path in sorted(arguments.instances.glob("*.1048576.csv")):
         add(instance(path))
+    add(run_time_plan())
     for name, make in GENERATORS.items():
         for count in (int(s) for s in arguments.sizes.split(",") if s):
             add(generated(name, make, count))
