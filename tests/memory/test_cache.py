@@ -115,6 +115,6 @@ def random_lives(dims):
 def test_a_model_of_500_tensors_is_planned_near_its_bound_for_every_shape():
     cache = PlanCache(random_lives, limit=3)
     for n in (1, 21, 181):
-        found = cache.plan({"N": n})
-        assert found.height <= 1.1**2 * 1.02 * plan(random_lives({"N": n})).lower_bound  # head-room, and near shapes
+        found, fixed = cache.plan({"N": n}), plan(random_lives({"N": n}))
+        assert found.height <= 1.1 * min(1.1 * fixed.lower_bound, plan(random_lives({"N": n}), planner="greedy").height)
     assert cache.stats.misses == 3
