@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.cuda.fake_gpu import FakeGpu, needs_gpu_tools
-from tvmx.errors import InputError
+from tvmx.errors import DeviceError, InputError
 from tvmx.executor import cuda_schedule
 from tvmx.executor.bundle import write_bundle
 from tvmx.executor.streams import plan_streams
 from tvmx.report.device_code import read_cubins
 from tvmx.runtime import CudaExecutor
+from tvmx.schedule import registry
 
 pytestmark = needs_gpu_tools
 
@@ -154,3 +156,26 @@ def test_parts_are_computed_where_they_belong(gpu: FakeGpu) -> None:
         tensors = ex.debug_run({"x": x})
         joined = np.concatenate([np.exp(x[2:]) / np.exp(x[2:]).sum(1, keepdims=True), np.exp(x[:2])])
         assert any(a.shape == (4, 64) and np.allclose(a, joined, rtol=1e-5) for a in tensors.values())
+
+
+def test_wgmma_goes_the_whole_way(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of sm_90a code runs where there is Hopper and its shared memory, and nowhere else."""
+    rules = [replace(r, priority=1) if r.name == "cuda.wgmma" else r for r in registry._RULES]
+    monkeypatch.setattr(registry, "_RULES", rules)
+    rng = np.random.default_rng(0)
+    x, weight = rng.integers(-2, 3, (128, 320)).astype("f"), rng.integers(-2, 3, (320, 256)).astype("f")
+    constants = [numpy_helper.from_array(weight, "w")]
+    product = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", F, 128, 320)], [info("y", F, 128, 256)], constants
+    )
+    path = gpu.compile(product, "wgmma", target="cuda-sm90", precision="fp16")
+    assert gpu.report["rules"]["cuda.wgmma"] == 1
+    monkeypatch.setenv("TVMX_FAKE_SM", "90")
+    with pytest.raises(DeviceError, match=r"bytes of shared memory a block; device 0 \(Fake GPU\) has 166912: compile"):
+        CudaExecutor(path, driver=gpu.driver)
+    monkeypatch.setenv("TVMX_FAKE_SHARED", str(227 << 10))
+    with CudaExecutor(path, driver=gpu.driver) as ex:
+        np.testing.assert_array_equal(ex({"x": x})["y"], x @ weight)
+    monkeypatch.setenv("TVMX_FAKE_SM", "100")
+    with pytest.raises(DeviceError, match=r"compute capability 9\.0"):
+        CudaExecutor(path, driver=gpu.driver)
